@@ -6,7 +6,7 @@ A reason is the same word in the response header `x-hermes-reason`, in the metri
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -209,6 +209,16 @@ class RequestRefused(HermesError):
 
     def body(self) -> bytes:
         return msgspec.json.encode(error_body(self.reason, self.message, self.param))
+
+
+def written(place: Sequence[str | int]) -> str:
+    """A place as `messages[0].content`."""
+    text = ""
+    for part in place:
+        if isinstance(part, str) and not part.isidentifier():
+            break  # the client's own name, such as a token of `logit_bias`
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
 
 
 def invalid(message: str, param: str | None = None) -> RequestRefused:

@@ -1,5 +1,5 @@
 """The workers: each replica owns one engine and works on requests from the journal.
 
-`replica` (health, and attempts: journal in, journal out) → `recorder` (engine outputs become
+`replica` (health, and attempts: journal in, journal out) → `attempt` (engine outputs become
 entries) → `vllm_engine` with `resumable`, or `simulated_engine`.
 """

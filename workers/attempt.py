@@ -23,10 +23,9 @@ from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.contract import Cause, CompletionStats, NotResumed, Reason, State
 from serve_app.errors import MESSAGES, RequestRefused
-from serve_app.journal.attempt_log import AttemptLog, AttemptState
+from serve_app.journal.attempt_log import AttemptLog, AttemptState, Pause
 from serve_app.journal.entries import REQUEST_ID, AttemptFacts, Head, RequestFacts, Summary
 from serve_app.journal.events import EventNumberer
-from serve_app.journal.pause import Pause
 from serve_app.journal.usage import Usage, reasoning_tokens
 from serve_app.loops import first
 from serve_app.observability.logs import about

@@ -12,6 +12,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple
 
 from vllm.entrypoints.generate.base.protocol import FunctionCall
@@ -33,12 +34,9 @@ class Pieced(NamedTuple):
     `sizes`: characters and tokens of each output, one after the other.
     """
 
-    text: str
-    token_ids: list[int]
+    answer: CompletionOutput
     sizes: array[int]
     prompt_token_ids: list[int]
-    finish_reason: str | None
-    stop_reason: int | str | None
 
     def pieces(self) -> Iterator[tuple[str, list[int], bool]]:
         """Text and tokens of one or more outputs, and whether they are the last."""
@@ -46,14 +44,15 @@ class Pieced(NamedTuple):
         characters = tokens = 0
         for begin in range(0, len(self.sizes), step):
             some = self.sizes[begin : begin + step]
-            text = self.text[characters : (characters := characters + sum(some[::2]))]
-            token_ids = self.token_ids[tokens : (tokens := tokens + sum(some[1::2]))]
-            yield text, token_ids, begin + step >= len(self.sizes)
+            text = self.answer.text[characters : (characters := characters + sum(some[::2]))]
+            token_ids = self.answer.token_ids[tokens : (tokens := tokens + sum(some[1::2]))]
+            yield text, [*token_ids], begin + step >= len(self.sizes)
 
     def is_cut(self, stop_token_ids: Sequence[int] | None) -> bool:
         """Whether the model would have gone on: its own end tokens are not the client's."""
-        ends = isinstance(self.stop_reason, str) or self.stop_reason in (stop_token_ids or ())
-        return self.finish_reason != "stop" or ends
+        stop = self.answer.stop_reason
+        ends = isinstance(stop, str) or stop in (stop_token_ids or ())
+        return self.answer.finish_reason != "stop" or ends
 
 
 _answers: ContextVar[Sequence[Pieced]] = ContextVar("hermes_answers", default=())
@@ -78,21 +77,17 @@ async def merged(
         whole.outputs.sort(key=lambda item: item.index)
     if whole is not None and params.detokenize:  # a step of a beam search is no answer
         prompt = list(whole.prompt_token_ids or ())
-        _answers.set([_pieced(item, sizes[item.index], prompt) for item in whole.outputs])
+        _answers.set([Pieced(item, sizes[item.index], prompt) for item in whole.outputs])
     return whole
-
-
-def _pieced(item: CompletionOutput, sizes: array[int], prompt: list[int]) -> Pieced:
-    ends = item.finish_reason, item.stop_reason
-    return Pieced(item.text, list(item.token_ids), sizes, prompt, *ends)
 
 
 def install(app: Any) -> None:
     """Have the app's chat completions and responses go by the pieces."""
     if (chat := getattr(app.state, "openai_serving_chat", None)) is not None:
         chat.parser_cls = _by_pieces(chat.parser_cls)
-        chat.chat_completion_full_generator = _whole(chat.chat_completion_full_generator)
-        chat.chat_completion_stream_generator = _streamed(chat.chat_completion_stream_generator)
+        chat.chat_completion_full_generator = partial(_whole, chat.chat_completion_full_generator)
+        stream = chat.chat_completion_stream_generator
+        chat.chat_completion_stream_generator = partial(_streamed, stream)
     if (responses := getattr(app.state, "openai_serving_responses", None)) is not None:
         responses.parser = _by_pieces(responses.parser)
 
@@ -113,7 +108,8 @@ def _by_pieces(parser: type[Parser] | None) -> type[Parser] | None:
             if tools or self.reasoning_parser is not None:
                 token_ids = list(model_output_token_ids)
                 for answer in _answers.get():
-                    if answer.is_cut(request.stop_token_ids) and answer.token_ids == token_ids:
+                    same = [*answer.answer.token_ids] == token_ids
+                    if same and answer.is_cut(request.stop_token_ids):
                         return _parsed(self, answer, request)
             return super().parse(  # type: ignore[no-any-return]
                 model_output, request, enable_auto_tools, model_output_token_ids
@@ -144,20 +140,18 @@ def _parsed(parser: Parser, answer: Pieced, request: Any) -> Parsed:
     return reasoning or None, said, found
 
 
-def _whole(full: Callable[..., Any]) -> Callable[..., Any]:
-    async def generator(*args: Any, **more: Any) -> Any:
-        answer = await full(*_with_an_echo(args), **more)
-        if isinstance(answer, ChatCompletionResponse):
-            for choice, one in zip(answer.choices, _answers.get(), strict=False):
-                if one.finish_reason not in ("stop", None):  # vLLM: tool_calls, also of a cut call
-                    choice.finish_reason = one.finish_reason
-        return answer
-
-    return generator
+def _streamed(stream: Callable[..., Any], *args: Any, **more: Any) -> Any:
+    return stream(*_with_an_echo(args), **more)
 
 
-def _streamed(stream: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args, **more: stream(*_with_an_echo(args), **more)
+async def _whole(full: Callable[..., Any], *args: Any, **more: Any) -> Any:
+    answer = await full(*_with_an_echo(args), **more)
+    if isinstance(answer, ChatCompletionResponse):
+        for choice, one in zip(answer.choices, _answers.get(), strict=False):
+            reason = one.answer.finish_reason
+            if reason not in ("stop", None):  # vLLM: tool_calls, also of a cut call
+                choice.finish_reason = reason
+    return answer
 
 
 def _with_an_echo(args: Sequence[Any]) -> Sequence[Any]:

@@ -6,24 +6,18 @@ msgspec writes. A parser's delta and the usage in a chunk stay vLLM's. For whate
 probabilities, ids of tokens, tool calls, an argument that is not known here) the functions return
 an instance of vLLM's own class.
 
-Answers are continued by their bytes, so these may never differ: an engine that starts has vLLM's
-serving layer write a few streams both ways, and keeps vLLM's classes on any difference or error.
+Answers are continued by their bytes, so these may never differ: `tests/engine/test_chunks.py`
+compares both for the version of vLLM that is pinned.
 """
 
 from __future__ import annotations
 
-import copy
-import logging
-import re
-from collections.abc import AsyncIterator, Callable
-from functools import partial
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 import msgspec
 from msgspec import UNSET
-
-log = logging.getLogger("hermes.worker")
 
 
 class _StandIn(msgspec.Struct, gc=False):
@@ -155,88 +149,16 @@ _MODULES: dict[str, tuple[type[_StandIn], ...]] = {
     ),
     "completion": (CompletionResponseStreamChoice, CompletionStreamResponse),
 }
-_TEXTS = ("The text", ' "\\/\n\x00\x7f\u2028é😀', "")
-_SAMPLES: tuple[dict[str, Any], ...] = (
-    {},
-    {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
-)
-_TIME = re.compile('"created":[0-9]+')
 
 
-async def install(app: Any) -> None:
+def install(app: Any) -> None:
     """Replace the classes in the serving modules of the app's chats and completions."""
     for name, stand_ins in _MODULES.items():
-        attribute = f"openai_serving_{name.removesuffix('_completion')}"
-        if (serving := getattr(app.state, attribute, None)) is None:
+        if getattr(app.state, f"openai_serving_{name.removesuffix('_completion')}", None) is None:
             continue
-        try:
-            module = import_module(f"vllm.entrypoints.openai.{name}.serving")
-            await _replace(module, stand_ins, partial(_sampled, module, serving))
-        except Exception as error:
-            log.warning("chunks_of_vllm_kept api=%s error=%r", name, error)
-
-
-async def _replace(module: Any, stand_ins: tuple[type[_StandIn], ...], sampled: Any) -> None:
-    """Replace the classes, or keep them.
-
-    Raises:
-        Exception: whatever was wrong, so that they are kept.
-    """
-    found = {kind: getattr(module, kind.__name__) for kind in stand_ins}
-    own = {kind: getattr(one, "__wrapped__", one) for kind, one in found.items()}
-    try:
+        module = import_module(f"vllm.entrypoints.openai.{name}.serving")
         for kind in stand_ins:
-            setattr(module, kind.__name__, own[kind])
-        expected = await sampled()
-        _own.update(own)
-        for kind in stand_ins:
-            setattr(module, kind.__name__, _in_place_of(own[kind], kind))
-        if different := set(await sampled()) ^ set(expected):
-            raise ValueError(f"not the same bytes: {sorted(different)}")
-    except Exception:
-        for kind in stand_ins:
-            setattr(module, kind.__name__, own[kind])
-        raise
-
-
-async def _sampled(module: Any, serving: Any) -> list[str]:
-    """The events of a few streams, without their time."""
-    serving = copy.copy(serving)
-    serving.parser_cls, serving.request_logger = None, None
-    serving.system_fingerprint = "vllm"
-    events = [
-        _TIME.sub("", event)
-        for sample in _SAMPLES
-        async for event in _stream(module, serving, {"model": "m", "stream": True, **sample})
-    ]
-    if _TEXTS[0] not in "".join(events) or any('"error":' in event for event in events):
-        raise ValueError(f"vLLM does not write the samples: {events}")
-    return events
-
-
-def _stream(module: Any, serving: Any, fields: dict[str, Any]) -> AsyncIterator[str]:
-    """A stream of vLLM's serving layer, without an engine."""
-    metadata = module.RequestResponseMetadata(request_id="")
-    stream: AsyncIterator[str]
-    if hasattr(module, "CompletionRequest"):
-        request = module.CompletionRequest(prompt="text", **fields)
-        write = type(serving).completion_stream_generator
-        results = ((0, output) async for output in _outputs())
-        stream = write(serving, request, [], results, "id", 1, "m", 1, None, metadata)
-    else:
-        fields |= {"messages": [{"role": "user", "content": "x"}], "parallel_tool_calls": False}
-        request = module.ChatCompletionRequest(**fields)
-        write = type(serving).chat_completion_stream_generator
-        stream = write(serving, request, _outputs(), "id", "m", [], None, metadata)
-    return stream
-
-
-async def _outputs() -> AsyncIterator[Any]:
-    from vllm.outputs import CompletionOutput, RequestOutput
-
-    for token, text in enumerate(_TEXTS):
-        last = text is _TEXTS[-1]
-        item = CompletionOutput(0, text, [token], None, None)
-        if last:
-            item.finish_reason, item.stop_reason = "stop", 7
-        yield RequestOutput("", "prompt", [1], None, [item], last)
+            own = getattr(module, kind.__name__)
+            if not hasattr(own, "__wrapped__"):
+                _own[kind] = own
+                setattr(module, kind.__name__, _in_place_of(own, kind))

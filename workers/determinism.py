@@ -8,7 +8,6 @@ source, too; outside of a recorded request, and for what makes no answers, they 
 
 from __future__ import annotations
 
-import functools
 import random
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import Any
 
 from serve_app.contract import item_name
 from workers.attempt import current
+from workers.patches import wrap
 
 _RESPONSES = "vllm.entrypoints.openai.responses"
 _PACKAGES = (
@@ -42,8 +42,8 @@ class _Clock:
         return getattr(time, name)
 
     def time(self) -> float:
-        recorder = current.get()
-        return time.time() if recorder is None else recorder.created_s
+        attempt = current.get()
+        return time.time() if attempt is None else attempt.created_s
 
 
 def install() -> int:
@@ -52,8 +52,7 @@ def install() -> int:
     """
     import vllm.utils
 
-    if not hasattr(vllm.utils.random_uuid, "__wrapped__"):
-        vllm.utils.random_uuid = _equal_uuid(vllm.utils.random_uuid)
+    wrap(vllm.utils, "random_uuid", _equal_uuid)
     if _TEKKEN in sys.modules:  # it takes two seconds, and only that tokenizer needs it
         import_module(_OF_MISTRAL)
     ours = vllm.utils.random_uuid
@@ -76,28 +75,20 @@ def install() -> int:
 _clock = _Clock()
 
 
-def _equal_uuid(random_uuid: Any) -> Any:
+def _equal_uuid(random_uuid: Any) -> str:
     """Whoever calls it decides: others than those that make answers need ids of each attempt."""
-
-    @functools.wraps(random_uuid)
-    def equal() -> str:
-        recorder = current.get()
-        caller = sys._getframe(1).f_globals.get("__name__", "")
-        if recorder is None or not caller.startswith(_PACKAGES):
-            return str(random_uuid())
-        value = recorder.next_value().hex()[:16]
-        # 0.2.0 named items by the value alone; a client may have seen such a name.
-        of_item = caller.startswith(_RESPONSES)
-        if not of_item or b'_%b"' % value.encode() in recorder.recorded.body:
-            return value
-        return item_name(value, recorder.request_id)
-
-    return equal
+    attempt = current.get()
+    caller = sys._getframe(2).f_globals.get("__name__", "")  # behind `wrap`
+    if attempt is None or not caller.startswith(_PACKAGES):
+        return str(random_uuid())
+    value = attempt.next_value().hex()[:16]
+    of_item = caller.startswith(_RESPONSES)
+    return item_name(value, attempt.request_id) if of_item else value
 
 
 def _equal_choices(population: Sequence[str], *, k: int) -> list[str]:
     """`random.choices` of up to 16, without weights."""
-    recorder = current.get()
-    if recorder is None:
+    attempt = current.get()
+    if attempt is None:
         return random.choices(population, k=k)
-    return [population[byte % len(population)] for byte in recorder.next_value()[:k]]
+    return [population[byte % len(population)] for byte in attempt.next_value()[:k]]

@@ -43,9 +43,6 @@ def install() -> None:
     from vllm.v1.structured_output import StructuredOutputManager as Grammars
     from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
-    if getattr(Request, "resumes", False):
-        return
-    Request.resumes = True
     wrap(Request, "__init__", _resumed_request)
     wrap(CachedRequestState, "__post_init__", _resumed_state)
     wrap(Grammars, "_create_grammar", _created)

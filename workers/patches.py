@@ -10,8 +10,9 @@ from typing import Any
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """A method of a class."""
-    setattr(owner, name, _wrapped(getattr(owner, name), around))
+    """A method of a class, or a function where it is defined; once in a process."""
+    if not hasattr(function := getattr(owner, name), "__wrapped__"):
+        setattr(owner, name, _wrapped(function, around))
 
 
 def replace(function: Callable[..., Any], around: Callable[..., Any]) -> None:

@@ -10,7 +10,6 @@ import msgspec
 
 from serve_app.contract import NotResumed, Reason
 from serve_app.journal.entries import REQUEST_ID, AttemptFacts, Entry, EntryId, Head, decode_facts
-from serve_app.journal.events import escaped
 from serve_app.journal.usage import Usage
 
 
@@ -133,8 +132,7 @@ def recorded(entries: Sequence[Entry]) -> Recorded:
     if head is not None and not head.streamed:  # no reader uses its bytes before the end
         body, head = b"", None
     else:
-        # An earlier version has written them as they are; what is repeated here has escapes.
-        body = escaped(b"".join(entry.body for entry in effective))
+        body = b"".join(entry.body for entry in effective)
     used = next((entry.used for entry in reversed(effective) if entry.used), b"")
     return Recorded(
         last=effective[-1].id if effective else REQUEST_ID,

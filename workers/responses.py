@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from functools import partial, wraps
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from vllm.exceptions import VLLMValidationError
 
 from serve_app.contract import INPUT_TOKENS
 from workers.attempt import current
+from workers.patches import wrap
 
 Render = Callable[..., Awaitable[Any]]
 _KEPT_ROLES = ("system", "developer")
@@ -59,9 +60,7 @@ def install(app: Any) -> None:
     render = serving._render_resolved_response_inputs
     longest: int = serving.model_config.max_model_len
     serving._render_resolved_response_inputs = partial(_fitted, render, longest)
-    make = ResponsesResponse.from_request
-    if not hasattr(make, "__wrapped__"):
-        ResponsesResponse.from_request = staticmethod(_repeating(make))
+    wrap(ResponsesResponse, "from_request", _repeating)
     serving._make_response_output_items = partial(_cut, serving._make_response_output_items)
     serving._process_simple_streaming_events = partial(
         _streamed_cut, serving._process_simple_streaming_events
@@ -78,25 +77,16 @@ def install(app: Any) -> None:
     app.add_api_route(INPUT_TOKENS, input_tokens, methods=["POST"])
 
 
-def _repeating(make: Callable[..., Any]) -> Callable[..., Any]:
-    """`ResponsesResponse.from_request`, with what vLLM does not repeat, if the client has set it. A
-    stream that an older version has begun goes on without.
-    """
-
-    @wraps(make)
-    def made(request: ResponsesRequest, *args: Any, **options: Any) -> Any:
-        response, attempt = make(request, *args, **options), current.get()
-        begun = attempt.recorded.body if attempt is not None else b""
-        for name, value, said in (
-            ("background", (attempt is not None and attempt.facts.detached) or None, b"true"),
-            ("prompt_cache_key", request.prompt_cache_key, b""),
-            ("safety_identifier", getattr(request, "safety_identifier", None), b""),
-        ):
-            if value is not None and (not begun or b'"%b":%b' % (name.encode(), said) in begun):
-                setattr(response, name, value)
-        return response
-
-    return made
+def _repeating(make: Any, request: ResponsesRequest, *args: Any, **options: Any) -> Any:
+    """`ResponsesResponse.from_request`, with what the client has set and vLLM does not repeat."""
+    response, attempt = make(request, *args, **options), current.get()
+    if attempt is not None and attempt.facts.detached:
+        response.background = True
+    if request.prompt_cache_key is not None:
+        response.prompt_cache_key = request.prompt_cache_key
+    if (identifier := getattr(request, "safety_identifier", None)) is not None:
+        response.safety_identifier = identifier
+    return response
 
 
 def _cut(make: Callable[..., list[Any]], request: Any, output: Any, *args: Any, **more: Any) -> Any:

@@ -25,7 +25,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from serve_app.contract import Cause, NotResumed, State
-from serve_app.journal.pause import Pause
+from serve_app.journal.attempt_log import Pause
 from serve_app.policy.classes import engine_priority
 from serve_app.settings import DEFAULT_TENANT
 from workers import shapes
@@ -136,9 +136,7 @@ class RecordingClient:
         options = self._prioritised(attempt, generation > 0 or params.n > 1, options)
         prompt = _salted(prompt, attempt.facts.tenant)
         deltas = self._deltas(attempt, generation, prompt, params, request_id, options)
-        head = attempt.recorded.head
-        shown = params.num_logprobs is not None and params.detokenize  # not those of a beam search
-        if shown and (head is None or head.logprobs_of_text):
+        if params.num_logprobs is not None and params.detokenize:  # not those of a beam search
             deltas = of_the_text(deltas, params, self._engine.renderer.tokenizer)
         try:
             async with aclosing(deltas):

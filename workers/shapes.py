@@ -54,8 +54,7 @@ def install() -> None:
     """Let the model call or answer in the format, in the app that is built next; and let that say
     what is wrong with a structural tag, which vLLM does not.
     """
-    if not hasattr(DelegatingParser._apply_structural_tag, "__wrapped__"):
-        wrap(DelegatingParser, "_apply_structural_tag", _call_or_answer)
+    wrap(DelegatingParser, "_apply_structural_tag", _call_or_answer)
     replace(protocol.validate_structural_tag_payload, _saying_why)
 
 

@@ -26,8 +26,8 @@ from serve_app import timings
 from serve_app.clock import SYSTEM
 from serve_app.contract import Cause, EngineReport, Reason
 from serve_app.errors import RequestRefused, SettingsError
+from serve_app.journal.attempt_log import Pause
 from serve_app.journal.entries import RequestLine
-from serve_app.journal.pause import Pause
 from serve_app.settings import Settings
 from workers.attempt import Attempt, EngineFailed
 from workers.engine import Progress
@@ -103,10 +103,10 @@ def body_part(body: bytes) -> dict[str, Any]:
     return {"type": "http.response.body", "body": body, "more_body": True}
 
 
-async def _respond(recorder: Attempt, body: bytes) -> None:
+async def _respond(attempt: Attempt, body: bytes) -> None:
     """Send a complete response."""
-    await recorder.send(start(b"application/json"))
-    await recorder.send({"type": "http.response.body", "body": body, "more_body": False})
+    await attempt.send(start(b"application/json"))
+    await attempt.send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 _WORDS = (
@@ -333,103 +333,103 @@ class SimulatedEngine:
             raise EngineFailed("the simulated engine was told to fail")
 
     async def serve(
-        self, request_id: str, line: RequestLine, body: bytes, recorder: Attempt
+        self, request_id: str, line: RequestLine, body: bytes, attempt: Attempt
     ) -> None:
         """Chat and completions, streamed and not, and embeddings."""
         if line.path not in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
             message = f"The simulated engine has no {line.path}."
-            recorder.failure = RequestRefused(Reason.NOT_FOUND, message)
+            attempt.failure = RequestRefused(Reason.NOT_FOUND, message)
             return
         self.progress.begun()
         try:
             if line.path == "/v1/embeddings":
-                await self._embed(msgspec.json.decode(body), recorder)
+                await self._embed(msgspec.json.decode(body), attempt)
             else:
-                await self._answer(request_id, line, body, recorder)
+                await self._answer(request_id, line, body, attempt)
         finally:
             self.progress.ended()
 
     async def _answer(
-        self, request_id: str, line: RequestLine, body: bytes, recorder: Attempt
+        self, request_id: str, line: RequestLine, body: bytes, attempt: Attempt
     ) -> None:
         request = msgspec.json.decode(body)
         chat = line.path.endswith("/chat/completions")
-        shape = ResponseFormat(request_id, self._model, chat, int(recorder.created_s))
+        shape = ResponseFormat(request_id, self._model, chat, int(attempt.created_s))
         limit = int(request.get("max_completion_tokens") or request.get("max_tokens") or 64)
         limit = min(limit, self._arguments.max_output_tokens or limit)
         prompt = msgspec.json.encode(request.get("messages", request.get("prompt")))
         streamed = request.get("stream") is True
         if streamed:
-            await recorder.send(start(b"text/event-stream; charset=utf-8"))
+            await attempt.send(start(b"text/event-stream; charset=utf-8"))
         spoken = []
         fault = self._arguments.fault_of(body)
-        async with aclosing(self._speak(prompt, limit, recorder, fault)) as parts:
+        async with aclosing(self._speak(prompt, limit, attempt, fault)) as parts:
             async for words, last in parts:
                 if streamed:
-                    await recorder.send(body_part(shape.chunk(words, last)))
+                    await attempt.send(body_part(shape.chunk(words, last)))
                 spoken.append(words)
         read = len(prompt) // 4
         usage = {"prompt_tokens": read, "completion_tokens": limit, "total_tokens": read + limit}
         if not streamed:
-            await _respond(recorder, shape.complete("".join(spoken), usage))
+            await _respond(attempt, shape.complete("".join(spoken), usage))
             return
         if (request.get("stream_options") or {}).get("include_usage"):
-            await recorder.send(body_part(shape.usage(usage)))
-        await recorder.send(body_part(b"data: [DONE]\n\n"))
-        await recorder.send({"type": "http.response.body", "body": b"", "more_body": False})
+            await attempt.send(body_part(shape.usage(usage)))
+        await attempt.send(body_part(b"data: [DONE]\n\n"))
+        await attempt.send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _embed(self, request: dict[str, Any], recorder: Attempt) -> None:
+    async def _embed(self, request: dict[str, Any], attempt: Attempt) -> None:
         """A request for embeddings takes one step."""
         answer, read = embeddings(request, self._model)
-        running = _Running(read, 1, recorder.pause)
+        running = _Running(read, 1, attempt.pause)
         await self._batch.join(running)
         try:
             await running.taken()
         finally:
             self._batch.leave(running)
-        recorder.read(read, 0)
-        await _respond(recorder, answer)
+        attempt.read(read, 0)
+        await _respond(attempt, answer)
 
     async def _speak(
-        self, prompt: bytes, limit: int, recorder: Attempt, fault: Fault | None
+        self, prompt: bytes, limit: int, attempt: Attempt, fault: Fault | None
     ) -> AsyncGenerator[tuple[str, bool], None]:
         """The recorded part at once; then one token per step, or several together if a pause has
         kept them or the loop was late. Each with whether it is the last.
         """
         words, taken, read = text_of(prompt), 0, len(prompt) // 4
-        for output in recorder.recorded.outputs:
+        for output in attempt.recorded.outputs:
             taken += len(output.token_ids)
             yield "".join(islice(words, len(output.token_ids))), taken == limit
-            recorder.flush_previous()
-        running = _Running(read + taken, limit - taken, recorder.pause)
+            attempt.flush_previous()
+        running = _Running(read + taken, limit - taken, attempt.pause)
         await self._batch.join(running)
         if taken:
-            recorder.count_recompute(read + taken)
+            attempt.count_recompute(read + taken)
         else:
-            recorder.read(read, 0)
+            attempt.read(read, 0)
         fault_at = taken + self._arguments.fault_after_tokens if fault else limit
         try:
             while taken < limit:
                 tokens = await running.taken()
                 if taken >= fault_at or self._batch.failed:
-                    await self._suffer(fault, recorder)
+                    await self._suffer(fault, attempt)
                 text = "".join(islice(words, tokens))
                 token_ids = range(taken + 1, taken + tokens + 1)
                 taken += tokens
                 last = taken == limit
-                recorder.record(0, text, token_ids, "length" if last else None, None, 0)
+                attempt.record(0, text, token_ids, "length" if last else None, None, 0)
                 yield text, last
                 if not last:
-                    recorder.flush_previous()
+                    attempt.flush_previous()
         finally:
             self._batch.leave(running)
 
-    async def _suffer(self, fault: Fault | None, recorder: Attempt) -> None:
+    async def _suffer(self, fault: Fault | None, attempt: Attempt) -> None:
         self._batch.suffer(fault)
         if fault in (Fault.STAY, Fault.HANG):
             await asyncio.Event().wait()
         if self._batch.failed:
-            recorder.stop(Cause.ENGINE_FAILED)
+            attempt.stop(Cause.ENGINE_FAILED)
             self._check()
 
 

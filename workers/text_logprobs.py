@@ -1,8 +1,6 @@
 """The log probabilities of an answer are those of its text: each position comes with its text, and
 what is not in the text has none. vLLM has one for every token: for the end token, too, for special
 tokens that it does not show, for a stop text, and before a text that it holds back.
-
-What an attempt before this rule has begun goes on without it (`Head.logprobs_of_text`).
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from vllm.logprobs import Logprob
@@ -112,16 +110,15 @@ def install(app: Any) -> None:
         ("responses", "_create_response_logprobs", "logprobs"),
     ):
         if (serving := getattr(app.state, f"openai_serving_{api}", None)) is not None:
-            setattr(serving, name, _of_positions(getattr(serving, name), positions))
+            setattr(serving, name, partial(_created, getattr(serving, name), positions))
 
 
-def _of_positions(create: Callable[..., Any], name: str) -> Callable[..., Any]:
-    def created(*, token_ids: Sequence[int], **more: Any) -> Any:
-        named = [
-            next(iter(one)) if isinstance(one, Position) else token_ids[at]
-            for at, one in enumerate(more[name])
-            if isinstance(one, Position) or at < len(token_ids)  # a beam has one more at its end
-        ]
-        return create(token_ids=named, **more)
-
-    return created
+def _created(
+    create: Callable[..., Any], positions: str, *, token_ids: Sequence[int], **more: Any
+) -> Any:
+    named = [
+        next(iter(one)) if isinstance(one, Position) else token_ids[at]
+        for at, one in enumerate(more[positions])
+        if isinstance(one, Position) or at < len(token_ids)  # a beam has one more at its end
+    ]
+    return create(token_ids=named, **more)

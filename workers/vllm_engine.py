@@ -141,7 +141,7 @@ class VllmEngine:
         # vLLM's error handler sets it if the engine is dead.
         app.state.server = SimpleNamespace(should_exit=False)
         determinism.install()
-        await chunks.install(app)
+        chunks.install(app)
         responses.install(app)
         both_ways.install(app)
         text_logprobs.install(app)
@@ -161,32 +161,32 @@ class VllmEngine:
         await warm_up(self._engine, logprobs=bool(self._settings.limits.max_logprobs))
 
     async def serve(
-        self, request_id: str, line: RequestLine, body: bytes, recorder: Attempt
+        self, request_id: str, line: RequestLine, body: bytes, attempt: Attempt
     ) -> None:
         """Serve one request through vLLM's app."""
         assert self._app is not None
-        self._check(recorder)
+        self._check(attempt)
         if line.path not in self._paths:
             # vLLM omits the routes that the model cannot serve, without saying why.
             message = f"The model cannot serve {line.path}; its tasks: {self._tasks}."
-            recorder.failure = RequestRefused(Reason.NOT_FOUND, message)
+            attempt.failure = RequestRefused(Reason.NOT_FOUND, message)
             return
         vllm_failures.asked.set((line.path, body))
         body = as_vllm_takes(line.path, body, request_id, self._obeyed)
         try:
-            await _call(self._app, line, body, request_id, recorder.send)
+            await _call(self._app, line, body, request_id, attempt.send)
         except Exception as error:
-            self._check(recorder)
-            if recorder.lost:
-                return  # the recorder ended the work, whatever vLLM's server reported
+            self._check(attempt)
+            if attempt.lost:
+                return  # the attempt ended the work, whatever vLLM's server reported
             vllm_failures.note(error)
             raise
-        self._check(recorder)
+        self._check(attempt)
 
-    def _check(self, recorder: Attempt) -> None:
+    def _check(self, attempt: Attempt) -> None:
         """Reject what vLLM's server answered after its engine died, whatever it looks like."""
-        if recorder.engine_failed or self._engine.errored:
-            recorder.stop(Cause.ENGINE_FAILED)
+        if attempt.engine_failed or self._engine.errored:
+            attempt.stop(Cause.ENGINE_FAILED)
             raise EngineFailed("the engine failed while answering")
 
     def report(self, name: str) -> EngineReport | None:

@@ -15,11 +15,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from enum import Enum, auto
 
 from serve_app import timings
 from serve_app.errors import AnswerLost, Fenced, RedisUnavailable
-from serve_app.journal.attempt_log import AttemptLog, AttemptState
+from serve_app.journal.attempt_log import AttemptLog, AttemptState, Pause
 from serve_app.journal.entries import (
     FIRST_OPENING_ID,
     REQUEST_ID,
@@ -35,7 +34,6 @@ from serve_app.journal.entries import (
     opening_id,
     wake_of,
 )
-from serve_app.journal.pause import Pause
 from serve_app.journal.store import long_questions, with_body
 from serve_app.loops import Loops, backoff, ended
 from serve_app.observability.logs import Outage
@@ -59,31 +57,21 @@ _FIRST_ENTRIES = 2
 """The request and the opening: all that a first attempt finds."""
 
 
-class Standing(Enum):
-    """The state of an attempt that this process works on, according to its journal.
+def standing(attempt: AttemptLog, last: Entry | None) -> AttemptState:
+    """The state of an attempt whose journal has this last entry; None: the journal is gone. `OPEN`:
+    it owns the journal, in which entries after the last one may be missing.
 
     The writer checks it when Redis rejects an append, after a reconnect (Redis may have come back
     with older data), and while an attempt appends nothing (otherwise it would not notice that its
     request was ended).
     """
-
-    OURS = auto()
-    """The attempt owns the journal, but entries after the last one may be missing."""
-    ENDED = auto()
-    """Its own terminal entry was accepted."""
-    FENCED = auto()
-    """The journal is gone, or somebody else ended the request or works on it."""
-
-
-def standing(attempt: AttemptLog, last: Entry | None) -> Standing:
-    """The state of an attempt whose journal has this last entry; None: the journal is gone."""
     if last is None:
-        return Standing.FENCED
+        return AttemptState.FENCED
     if last.terminal:
-        return Standing.ENDED if last.nonce == attempt.nonce else Standing.FENCED
+        return AttemptState.ENDED if last.nonce == attempt.nonce else AttemptState.FENCED
     newer = last.id > attempt.last_built
     rival = last.id.epoch == attempt.epoch and last.nonce != attempt.nonce
-    return Standing.FENCED if newer or rival else Standing.OURS
+    return AttemptState.FENCED if newer or rival else AttemptState.OPEN
 
 
 class JournalWriter:
@@ -330,7 +318,7 @@ class JournalWriter:
             for attempt, last in zip(silent, lasts, strict=True):
                 if isinstance(last, Exception):
                     continue
-                if standing(attempt, last) is Standing.FENCED:
+                if standing(attempt, last) is AttemptState.FENCED:
                     self._forget(attempt, fenced=True)
         return now
 
@@ -422,9 +410,9 @@ class JournalWriter:
             # entries may have been accepted although the answer was lost: readers must check
             attempt.announced = ""
             stands = standing(attempt, last)
-            if last is None or stands is Standing.FENCED:
+            if last is None or stands is AttemptState.FENCED:
                 self._forget(attempt, fenced=True)
-            elif stands is Standing.ENDED:
+            elif stands is AttemptState.ENDED:
                 self._announce(attempt, last)
                 self._forget(attempt, fenced=False)
             else:
@@ -445,12 +433,7 @@ def _is_whole(replies: Sequence[Reply]) -> bool:
 def _read_answers(
     request_id: str, epoch: int, nonce: bytes, replies: Sequence[Reply]
 ) -> list[Entry]:
-    """The journal, whose last entry is the opening; its first entry holds the body.
-
-    Raises:
-        Fenced: the journal is gone or has ended, or a newer epoch or another writer owns it.
-        RedisUnavailable: Redis rejects the opening for now.
-    """
+    """The journal, whose last entry is the opening; its first entry holds the body."""
     added, raw, body = replies
     all_answered((raw, body), what=f"reading {request_id}")
     entries = with_body([entry_from_redis(item) for item in raw], body)

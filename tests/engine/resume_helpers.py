@@ -14,9 +14,8 @@ import msgspec
 
 from serve_app.clock import RedisClock
 from serve_app.contract import State
-from serve_app.journal.attempt_log import AttemptLog
+from serve_app.journal.attempt_log import AttemptLog, Pause
 from serve_app.journal.entries import AttemptFacts, Entry, EntryId, RequestFacts, RequestLine
-from serve_app.journal.pause import Pause
 from serve_app.journal.reader import JournalReader
 from serve_app.observability.metrics import Telemetry
 from serve_app.settings import load_settings
@@ -118,9 +117,9 @@ class Written:
     that the engine generated for it.
     """
 
-    def __init__(self, entries: list[Entry], recorder: Attempt, generated_tokens: int) -> None:
+    def __init__(self, entries: list[Entry], attempt: Attempt, generated_tokens: int) -> None:
         self.entries = entries
-        self.recorder = recorder
+        self.attempt = attempt
         self.generated_tokens = generated_tokens
 
     @property
@@ -186,21 +185,21 @@ async def attempt(
     facts = msgspec.json.decode(journal[0].fields[b"m"], type=RequestFacts)
     line = msgspec.json.decode(journal[0].fields[b"r"], type=RequestLine)
     part = recorded(entries) if epoch > 1 else None
-    recorder = Attempt(one, facts, opened, world.telemetry, RedisClock(), part)
-    recording.current.set(recorder)
+    attempt = Attempt(one, facts, opened, world.telemetry, RedisClock(), part)
+    recording.current.set(attempt)
     try:
-        await world.engine.serve(request_id, line, journal[0].body, recorder)
+        await world.engine.serve(request_id, line, journal[0].body, attempt)
     except Exception:
-        if recorder.failure is None:
+        if attempt.failure is None:
             raise
-    if recorder.failure is not None:
-        recorder.stop(State.FAILED, recorder.failure)
+    if attempt.failure is not None:
+        attempt.stop(State.FAILED, attempt.failure)
     else:
-        recorder.stop(State.COMPLETED)
+        attempt.stop(State.COMPLETED)
     return Written(
         [entry for entry in entries if not entry.terminal],
-        recorder,
-        world.generated_tokens.pop(recorder, 0),
+        attempt,
+        world.generated_tokens.pop(attempt, 0),
     )
 
 

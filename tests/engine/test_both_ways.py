@@ -18,6 +18,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from vllm.outputs import CompletionOutput
+
 from serve_app.contract import Reason
 from tests.engine.answers import choices, unlike_its_text
 from tests.engine.both_ways import CHAT, COMPLETIONS, RESPONSES, generated
@@ -152,7 +154,8 @@ def test_a_long_answer_is_parsed_in_few_pieces(outputs: int) -> None:
     sizes = array("I", [size for n in range(outputs) for size in (n % 4, n % 3)])
     text, tokens = "abcd" * sum(sizes[::2]), list(range(sum(sizes[1::2])))
     text = text[: sum(sizes[::2])]
-    pieces = list(Pieced(text, tokens, sizes, [], "length", None).pieces())
+    answer = CompletionOutput(0, text, tokens, None, None, finish_reason="length")
+    pieces = list(Pieced(answer, sizes, []).pieces())
     assert "".join(part for part, _, _ in pieces) == text
     assert [token for _, some, _ in pieces for token in some] == tokens
     assert len(pieces) == min(outputs, len(pieces)) <= 256

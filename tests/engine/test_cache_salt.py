@@ -63,8 +63,8 @@ async def test_a_prompt_for_embeddings_has_the_tenants_salt() -> None:
     """Those that an engine answers with text are in test_resume.py."""
     engine: Any = Listening()
     client = RecordingClient(engine, Progress(), rerun_tokens=0)
-    recorder: Any = SimpleNamespace(facts=SimpleNamespace(tenant="acme"), next_generation=lambda: 0)
-    recording.current.set(recorder)
+    attempt: Any = SimpleNamespace(facts=SimpleNamespace(tenant="acme"), next_generation=lambda: 0)
+    recording.current.set(attempt)
     async for _ in client.encode({"type": "token", "prompt_token_ids": [1]}, None, "req_1"):
         pass
     assert [prompt["cache_salt"] for prompt in engine.prompts] == [salt("acme", None)]

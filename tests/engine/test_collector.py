@@ -14,7 +14,7 @@ from vllm.outputs import STREAM_FINISHED, CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import async_llm
 
-from serve_app.journal.pause import Pause
+from serve_app.journal.attempt_log import Pause
 from workers import resumable
 from workers.attempt import current
 
@@ -28,8 +28,8 @@ def output(token: int, index: int = 0, finished: bool = False) -> RequestOutput:
 def collecting(pause: Pause | None) -> Any:
     """A collector whose request has had its first output."""
     resumable.install()
-    recorder: Any = pause and SimpleNamespace(pause=pause)
-    token = current.set(recorder)
+    attempt: Any = pause and SimpleNamespace(pause=pause)
+    token = current.set(attempt)
     made: Any = async_llm.RequestOutputCollector(RequestOutputKind.DELTA, "req")
     current.reset(token)
     assert isinstance(made, resumable.PausingCollector)

@@ -53,7 +53,7 @@ def reads(source: str) -> set[str]:
     return (calls & ({"random_uuid"} | chosen)) | known - {"time.perf_counter", "time.monotonic"}
 
 
-def recorder() -> Attempt:
+def attempt() -> Attempt:
     """Of an attempt at one request."""
     attempt = AttemptLog("req", "key", 1, b"nonce", "", lambda _: None)
     facts = RequestFacts("standard", "t", "s", "m", True, 1, 2, "")
@@ -96,7 +96,7 @@ async def test_a_name_is_equal_in_every_attempt_whenever_its_module_is_loaded(
         sys.modules[LATER] = before
     made = []
     for _ in range(2):
-        token = current.set(recorder())
+        token = current.set(attempt())
         made.append([eval(f"{function}()", vars(module)) for _ in range(2)])
         current.reset(token)
     assert made[0] == made[1]
@@ -106,11 +106,11 @@ async def test_a_name_is_equal_in_every_attempt_whenever_its_module_is_loaded(
 async def test_an_engines_own_names_are_those_of_each_attempt() -> None:
     """An older attempt may still be in the same engine."""
     determinism.install()
-    token = current.set(recorder())
+    token = current.set(attempt())
     first, second = (vllm.utils.random_uuid() for _ in range(2))
     current.reset(token)
     assert first != second
-    assert recorder().next_value().hex()[:16] not in (first, second)
+    assert attempt().next_value().hex()[:16] not in (first, second)
 
 
 def test_no_other_function_of_chance_and_no_other_clock_makes_answers() -> None:

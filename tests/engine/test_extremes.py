@@ -190,8 +190,8 @@ class WatchedEngine(EngineThread):
             async with asyncio.timeout(WITHIN_S):
                 written = await attempt(self, [request(path, body)], request_id)
             assert not held.done(), f"held the loop for {held.result():.1f} s"
-        assert written.recorder.head is not None
-        return written.recorder.head.status, written.body
+        assert written.attempt.head is not None
+        return written.attempt.head.status, written.body
 
     async def answers(self, sent: list[Sent]) -> list[str]:
         """Everything that went wrong, one line each."""

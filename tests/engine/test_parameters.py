@@ -84,7 +84,7 @@ async def _tried(
     whole = dict(zip(bodies, answers, strict=True))
 
     async def one(name: str) -> str:
-        head = whole[name].recorder.head
+        head = whole[name].attempt.head
         assert head is not None
         if head.status != 200:
             assert b"greedy" in whole[name].body, whole[name].body
@@ -110,9 +110,9 @@ def _word(body: dict[str, Any], whole: Written, left: list[Any], resumed: list[W
     for journal, one in zip(left, resumed, strict=True):
         sent = b"".join(entry.body for entry in journal[1:])
         assert one.body.startswith(sent), "a byte was sent twice, or changed"
-        if not one.recorder.lost and (body["temperature"] == 0 or "seed" in body):
+        if not one.attempt.lost and (body["temperature"] == 0 or "seed" in body):
             assert alike(each_choice(one.body), each_choice(whole.body))
-    if resumed[-1].recorder.lost:
+    if resumed[-1].attempt.lost:
         return "lost"
     if "seed" in body and body["temperature"]:  # drawn, so it may end before its limit
         missing = sum(outputs(entry) for entry in whole.entries[len(left[-1]) :])

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import msgspec
 
 from serve_app.contract import INPUT_TOKENS, RESPONSES
-from serve_app.journal.entries import Entry
 from tests.engine.answers import choices, told
-from tests.engine.contents import content
 from tests.engine.prompts import TOOLS
-from tests.engine.resume_helpers import EngineThread, Written, attempt, body_of, request
+from tests.engine.resume_helpers import EngineThread, Written, attempt, request
 
 LONGEST = 2048
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}", "id": "fc_1"}
@@ -53,8 +50,8 @@ def answered(world: EngineThread, given: Any, **fields: Any) -> Any:
 
 def tokens(world: EngineThread, given: Any, **fields: Any) -> int:
     done = asked(world, INPUT_TOKENS, given, **fields)
-    if done.recorder.failure is not None:
-        assert done.recorder.failure.reason == "context_length_exceeded"
+    if done.attempt.failure is not None:
+        assert done.attempt.failure.reason == "context_length_exceeded"
         return LONGEST
     found = msgspec.json.decode(done.body)
     assert found["object"] == "response.input_tokens"
@@ -76,28 +73,13 @@ def test_what_a_response_has_said_is_taken_as_input(world: EngineThread) -> None
     assert called["usage"]["input_tokens"] > without["usage"]["input_tokens"]
 
 
-def test_a_response_names_what_vllm_leaves_out_unless_an_older_version_has_begun_it(
+def test_a_response_names_what_vllm_leaves_out(
     world: EngineThread,
 ) -> None:
     said = {"prompt_cache_key": "a key", "safety_identifier": "somebody"}
     answer = answered(world, "Where?", **said)
     assert {name: answer[name] for name in said} == said
     assert "safety_identifier" not in answered(world, "Where?"), "its bytes are as they were"
-    body = {"model": "hermes-tiny", "input": "Where?", "temperature": 0, "stream": True, **said}
-    done = world.run(attempt(world, [request(RESPONSES, body)]))
-    named = b'"prompt_cache_key":"a key","safety_identifier":"somebody"'
-    assert done.body.count(named) == 3, "created, in progress, completed"
-    for old in (done.entries[:12], _without(done.entries[:12], b"," + named)):
-        resumed = world.run(attempt(world, old))
-        assert resumed.recorder.lost is None
-        assert (named in resumed.body) == (named in body_of(old))
-
-
-def _without(entries: list[Entry], part: bytes) -> list[Entry]:
-    return [
-        entry._replace(fields={**entry.fields, b"b": entry.body.replace(part, b"")})
-        for entry in entries
-    ]
 
 
 def test_the_tokens_of_an_input_are_those_that_a_response_reads(world: EngineThread) -> None:
@@ -114,8 +96,8 @@ def test_an_input_that_is_too_long_loses_its_oldest_items(world: EngineThread) -
     turns = [item for n in range(7) for item in (user(f"{n} " + "word " * 400), SAID)]
     given = [turns[0], said, CALL, RESULT, *turns[1:], user("Why?")]
     refused = asked(world, RESPONSES, given, max_output_tokens=8)
-    assert refused.recorder.failure is not None
-    assert refused.recorder.failure.reason == "context_length_exceeded"
+    assert refused.attempt.failure is not None
+    assert refused.attempt.failure.reason == "context_length_exceeded"
     cut = answered(world, given, truncation="auto", max_output_tokens=100)
     assert cut["truncation"] == "auto"
     fits = next(
@@ -134,8 +116,8 @@ def test_an_input_that_is_too_long_loses_its_oldest_items(world: EngineThread) -
 def test_one_item_that_is_too_long_is_refused(world: EngineThread) -> None:
     for given in ("word " * 3_000, [user("Hi"), user("word " * 3_000)]):
         done = asked(world, RESPONSES, given, truncation="auto")
-        assert done.recorder.failure is not None
-        assert done.recorder.failure.reason == "context_length_exceeded"
+        assert done.attempt.failure is not None
+        assert done.attempt.failure.reason == "context_length_exceeded"
 
 
 def test_what_the_limit_or_a_stop_text_cuts_is_incomplete(world: EngineThread) -> None:
@@ -181,25 +163,3 @@ def test_what_the_limit_or_a_stop_text_cuts_is_incomplete(world: EngineThread) -
                     one["item"] for one in told(done.body) if one["type"].endswith("item.done")
                 ]
                 assert {one["type"]: one["status"] for one in ended} == items
-
-
-def test_a_stream_whose_items_an_older_version_named_goes_on_with_these_names(
-    world: EngineThread,
-) -> None:
-    body = {"model": "hermes-tiny", "input": "Where?", "temperature": 0, "stream": True}
-    request_id = f"req_{'0123456789abcdef' * 2}"
-    done = world.run(attempt(world, [request(RESPONSES, body)], request_id))
-    digits = request_id.removeprefix("req_").encode()
-    assert re.search(rb'"msg_[0-9a-f]{16}%b"' % digits, done.body)
-    # 0.2.0 put nothing behind a value, so its bytes are these.
-    old = [
-        entry._replace(fields={**entry.fields, b"b": _named_as_before(entry.body, digits)})
-        for entry in done.entries[:12]
-    ]
-    resumed = world.run(attempt(world, old, request_id))
-    assert resumed.recorder.lost is None
-    assert content(resumed.body) == content(_named_as_before(done.body, digits))
-
-
-def _named_as_before(body: bytes, digits: bytes) -> bytes:
-    return re.sub(rb'("[a-z]+_[0-9a-f]{16})%b"' % digits, rb'\1"', body)

@@ -17,8 +17,8 @@ import pytest
 pytest.importorskip("vllm")
 
 from serve_app.contract import NotResumed
+from serve_app.journal.attempt_log import Pause
 from serve_app.journal.entries import Entry
-from serve_app.journal.pause import Pause
 from tests.engine.contents import alike, content, each_choice, events, same
 from tests.engine.prompts import TOOLS
 from tests.engine.resume_helpers import (
@@ -182,8 +182,8 @@ def token_ids(written: Written) -> list[int]:
 
 
 def is_lost(resumed: Written, cause: NotResumed) -> None:
-    assert isinstance(resumed.recorder.lost, CannotContinue)
-    assert resumed.recorder.lost.cause is cause
+    assert isinstance(resumed.attempt.lost, CannotContinue)
+    assert resumed.attempt.lost.cause is cause
 
 
 def ends_in(body: bytes, reason: str) -> None:
@@ -211,8 +211,8 @@ def check_every_cut(
     """`last`: how many cuts from the end; by default all. Returns the unbroken response."""
     whole = unbroken(world, path, body, pause)
     tokens = sum(outputs(entry) for entry in whole.entries)
-    assert whole.recorder.head is not None
-    assert whole.recorder.head.status == 200, whole.body
+    assert whole.attempt.head is not None
+    assert whole.attempt.head.status == 200, whole.body
     # A stop string is found behind the engine, which meanwhile goes on: how far, depends on load.
     ahead = math.inf if body.get("stop") else 1
     # Behind the opening, behind each output, before the end.
@@ -222,7 +222,7 @@ def check_every_cut(
     cuts = cuts[-last:]
     for left, resumed in zip(cuts, world.run(attempts(world, cuts, pause), 240), strict=True):
         where = f"cut behind entry {len(left)} of {len(whole.entries)}"
-        assert not resumed.recorder.lost, where
+        assert not resumed.attempt.lost, where
         assert resumed.body.startswith(body_of(left)), where
         same_answer = alike(each_choice(resumed.body), each_choice(whole.body))
         assert same_answer, f"{where}: {parting(whole, resumed)}"
@@ -310,7 +310,7 @@ def test_an_answer_that_an_older_version_began_keeps_the_logprobs_of_every_token
     old = [_without_a_word_of_it(entry) for entry in whole.entries]
     for cut in (3, len(old) // 2, len(old) - 2):
         resumed = world.run(attempt(world, old[:cut]))
-        assert not resumed.recorder.lost
+        assert not resumed.attempt.lost
         assert alike(content(resumed.body), content(whole.body))
 
 
@@ -380,7 +380,7 @@ SEEDED = chat(
 def test_a_generation_is_not_repeated_beyond_its_bound(world: EngineThread) -> None:
     impatient = EngineThread(core=world, rerun_tokens=2)
     whole = unbroken(impatient, CHAT, SEEDED)
-    assert not impatient.run(attempt(impatient, whole.entries[:4])).recorder.lost
+    assert not impatient.run(attempt(impatient, whole.entries[:4])).attempt.lost
     left = whole.entries[:6]
     resumed = impatient.run(attempt(impatient, left))
     is_lost(resumed, NotResumed.REGENERATION_LIMIT)
@@ -404,7 +404,7 @@ def test_a_seeded_response_that_no_client_has_seen_begins_again(world: EngineThr
     body = {**SEEDED, **WHOLE, "n": 2}
     whole = unbroken(world, CHAT, body)
     resumed = world.run(attempt(world, whole.entries[:5]))
-    assert not resumed.recorder.lost
+    assert not resumed.attempt.lost
     assert json.loads(resumed.body) == json.loads(whole.body)
     fresh = next(entry for entry in resumed.entries if entry.id.epoch == 2 and entry.id.seq == 1)
     assert str(fresh.resumed_from) == "0-1"
@@ -446,7 +446,7 @@ def test_a_sampled_answer_goes_on_behind_what_was_sent_and_obeys(
     whole = unbroken(world, CHAT, body)
     cuts = [whole.entries[:cut] for cut in range(2, len(whole.entries))]
     for left, resumed in zip(cuts, world.run(attempts(world, cuts)), strict=True):
-        assert not resumed.recorder.lost
+        assert not resumed.attempt.lost
         assert resumed.body.startswith(body_of(left))
         texts = [""] * body.get("n", 1)
         for _, data in events(resumed.body)[:-1]:
@@ -486,10 +486,10 @@ def test_what_differs_from_the_journal_is_never_sent_behind_it(world: EngineThre
     there = json.loads(entries[4].fields[b"o"])
     there[0][1] += "?"
     left = changed(b"o", json.dumps(there).encode())
-    assert world.run(attempt(world, left)).recorder.lost
+    assert world.run(attempt(world, left)).attempt.lost
     left = changed(b"b", entries[4].body.replace(b"hermes-tiny", b"hermes-TINY"))
     resumed = world.run(attempt(world, left))
-    assert "differs" in str(resumed.recorder.lost)
+    assert "differs" in str(resumed.attempt.lost)
     assert resumed.body == body_of(left)
 
 

@@ -68,7 +68,7 @@ def test_a_schema_is_obeyed_across_the_death_of_its_engine(
     with Failures() as failures:
         for schema, before, journal, after in zip(schemas, whole, left, resumed, strict=True):
             with failures.of(schema):
-                assert not after.recorder.lost
+                assert not after.attempt.lost
                 # One that is sampled may end later than the first time.
                 fewer = after.generated_tokens < before.generated_tokens
                 assert temperature or fewer, "a re-run, not a resume"

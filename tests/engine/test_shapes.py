@@ -54,7 +54,7 @@ def strict(value: bool | None) -> list[dict[str, Any]]:
 
 def said(path: str, written: Written) -> tuple[str, list[tuple[str, str]]]:
     """The text of an answer, and its calls: names and arguments."""
-    assert written.recorder.failure is None, written.recorder.failure
+    assert written.attempt.failure is None, written.attempt.failure
     if not written.body.startswith(b"id: 1\n"):
         return _of_whole(path, json.loads(written.body))
     found = [json.loads(data) for _, data in events(written.body) if data != "[DONE]"]
@@ -106,7 +106,7 @@ def test_the_model_calls_or_answers_in_the_format(world: EngineThread) -> None:
                 else:
                     assert not calls
                     wanted = SCHEMA if kind == "json_schema" else {"type": "object"}
-                    if done.recorder.output_tokens < 160:
+                    if done.attempt.output_tokens < 160:
                         jsonschema.validate(json.loads(text), wanted)
                     assert text.startswith("{")
 
@@ -153,7 +153,7 @@ def test_where_the_model_cannot_choose_that_is_told(
         for path in (CHAT, RESPONSES)
     ]
     for done in world.run(attempts(world, asked)):
-        failure = done.recorder.failure
+        failure = done.attempt.failure
         assert failure is not None
         assert (failure.param, failure.status) == ("tool_choice", 400)
         assert "choose between a call and an answer" in failure.message
@@ -232,7 +232,7 @@ def test_a_schema_that_cannot_be_obeyed_is_named_with_its_keyword(world: EngineT
     with Failures() as failures:
         for (place, keyword, path, _), one in zip(rows, done, strict=True):
             with failures.of(place, keyword, path):
-                failure = one.recorder.failure
+                failure = one.attempt.failure
                 assert failure is not None
                 assert keyword in failure.message
                 assert failure.param == place
@@ -249,4 +249,4 @@ def test_a_function_is_strict_only_if_the_engine_can_read_its_schema(world: Engi
     with Failures() as failures:
         for body, one in zip(bodies, done, strict=True):
             with failures.of(body["tools"]):
-                assert one.recorder.failure is None
+                assert one.attempt.failure is None

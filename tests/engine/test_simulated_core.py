@@ -73,7 +73,7 @@ def test_chats_responses_and_tools_are_vllms(simulated: Simulated) -> None:
 
 def test_what_it_has_not_is_refused(simulated: Simulated) -> None:
     refused = ask(simulated, CHAT, **said("Hello"), logprobs=True, top_logprobs=2)
-    assert refused.recorder.failure is not None
+    assert refused.attempt.failure is not None
 
 
 def test_an_answer_goes_on_behind_its_tokens(simulated: Simulated) -> None:
@@ -86,6 +86,6 @@ def test_an_answer_goes_on_behind_its_tokens(simulated: Simulated) -> None:
 
 
 def test_it_dies_when_it_is_told_to(simulated: Simulated) -> None:
-    assert ask(simulated, CHAT, **said("DIE")).recorder.engine_failed
+    assert ask(simulated, CHAT, **said("DIE")).attempt.engine_failed
     with pytest.raises(EngineDeadError):
         simulated.run(simulated.engine.check_health())

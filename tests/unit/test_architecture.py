@@ -28,14 +28,13 @@ PURE = (
     "serve_app.clock",
     "serve_app.timings",
     "serve_app.errors",
-    "serve_app.field_errors",
     "serve_app.redaction",
     "serve_app.dispatch.retries",
     "serve_app.contract",
     "serve_app.request_queue.entry",
     "serve_app.cluster.replicas",
     "serve_app.cluster.members",
-    *(f"serve_app.journal.{name}" for name in "entries events reader attempt_log pause".split()),
+    *(f"serve_app.journal.{name}" for name in "entries events reader attempt_log".split()),
     *(
         f"serve_app.ingress.validation.{name}"
         for name in "bodies fields walker structure limits effects headers".split()
@@ -71,7 +70,6 @@ OWNERS = {
         "workers.engine_plugin",
         "workers.continuation",
         "workers.determinism",
-        "workers.chunks",
         "workers.vllm_failures",
         "workers.responses",
         "workers.both_ways",
@@ -111,7 +109,6 @@ LAYERS = (
     ("serve_app.redis", "serve_app.observability", "serve_app.loops", "serve_app.policy"),
     (
         "serve_app.settings",
-        "serve_app.field_errors",
         "serve_app.errors",
         "serve_app.redaction",
         "serve_app.clock",

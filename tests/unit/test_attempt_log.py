@@ -15,7 +15,7 @@ import pytest
 from serve_app import timings
 from serve_app.contract import Cause, Reason, State
 from serve_app.errors import Fenced
-from serve_app.journal.attempt_log import AttemptLog
+from serve_app.journal.attempt_log import AttemptLog, AttemptState
 from serve_app.journal.entries import (
     REQUEST_ID,
     TERMINAL_ID,
@@ -25,7 +25,7 @@ from serve_app.journal.entries import (
     Summary,
     opening_id,
 )
-from serve_app.journal.writer import Standing, standing
+from serve_app.journal.writer import standing
 from tests.tables import each
 from tests.transcripts import transcript
 
@@ -264,18 +264,18 @@ def at(entry_id: EntryId, nonce: bytes = b"ours") -> Entry:
 @each(
     "last, expected",
     [
-        (None, Standing.FENCED),
-        (at(EntryId(2, 3)), Standing.OURS),
-        (Entry.void(EntryId(2, 1), b"ours", Cause.NOT_OPENED), Standing.OURS),
-        (at(EntryId(2, 2), b"rival"), Standing.FENCED),
-        (at(opening_id(3), b"next"), Standing.FENCED),
-        (at(REQUEST_ID, b""), Standing.OURS),
-        (at(TERMINAL_ID), Standing.ENDED),
-        (at(TERMINAL_ID, b"somebody"), Standing.FENCED),
+        (None, AttemptState.FENCED),
+        (at(EntryId(2, 3)), AttemptState.OPEN),
+        (Entry.void(EntryId(2, 1), b"ours", Cause.NOT_OPENED), AttemptState.OPEN),
+        (at(EntryId(2, 2), b"rival"), AttemptState.FENCED),
+        (at(opening_id(3), b"next"), AttemptState.FENCED),
+        (at(REQUEST_ID, b""), AttemptState.OPEN),
+        (at(TERMINAL_ID), AttemptState.ENDED),
+        (at(TERMINAL_ID, b"somebody"), AttemptState.FENCED),
     ],
 )
 async def test_the_last_entry_determines_the_owner_of_the_journal(
-    last: Entry | None, expected: Standing
+    last: Entry | None, expected: AttemptState
 ) -> None:
     attempt = AttemptLog("req_1", "key", 2, b"ours", "", lambda _: None)
     for number in range(3):

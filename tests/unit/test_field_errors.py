@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from serve_app.field_errors import refusal_of
 from tests.tables import each
+from workers.vllm_failures import refusal_of
 
 
 class Text(BaseModel):

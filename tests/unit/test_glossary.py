@@ -17,7 +17,7 @@ CODE = (
     "serve_app/observability/*metrics*.py",
     "serve_app/cli/*.py",
     "serve_app/errors.py",
-    "serve_app/field_errors.py",
+    "workers/vllm_failures.py",
     "serve_app/journal/reader.py",
 )
 """Files whose texts are read: descriptions, messages and the help of commands."""

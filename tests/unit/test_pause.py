@@ -10,7 +10,7 @@ import pytest
 from scripts.benchmark.lateness import lateness
 from scripts.simulation import virtual_time
 from serve_app import timings
-from serve_app.journal.pause import Pause
+from serve_app.journal.attempt_log import Pause
 from tests.tables import each
 
 LONGEST_S = 0.05

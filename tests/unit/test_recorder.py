@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import msgspec
 import pytest
 
 from serve_app.clock import RedisClock
@@ -17,7 +16,6 @@ from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.entries import (
     AttemptFacts,
     Entry,
-    EntryId,
     Head,
     RequestFacts,
     Summary,
@@ -30,7 +28,7 @@ from serve_app.settings.sections import JournalSettings
 from tests.tables import each
 from tests.transcripts import transcript
 from workers.attempt import Attempt
-from workers.replay import AnswerTooLarge, Recorded, recorded
+from workers.replay import AnswerTooLarge, Recorded
 
 FACTS = RequestFacts("standard", "t", "s", "m", True, 1, 2, "wake")
 OPENED = AttemptFacts("replica-1", "engine-1", 5)
@@ -185,24 +183,6 @@ async def test_bytes_that_an_older_attempt_has_written_are_not_written_again() -
     await s.body(b"data: a\n\ndata: b\n\n")
     s.attempt.flush_previous()
     assert s.written().body == b"id: 2\ndata: b\n\n"
-
-
-async def test_a_stream_that_an_older_version_began_goes_on_with_escapes() -> None:
-    """That version wrote U+2028 as it is."""
-    old = Scene().journal
-    head = Head(200, [("content-type", "text/event-stream")])
-    output = [0, "\u2028", [1], None, None, None]
-    old.append([output], ["id: 1\ndata: \u2028\n\n".encode()], 1, head)
-    written = old.take()
-    assert written is not None
-    openings = [Entry(EntryId(n, 0), {b"m": msgspec.json.encode(OPENED)}) for n in (1, 2)]
-    s = Scene(recorded([openings[0], written, openings[1]]))
-    await s.start()
-    await s.body("data: \u2028\n\n".encode())
-    await s.body("data: \u2029\n\n".encode())
-    s.attempt.flush_previous()
-    assert s.attempt.lost is None
-    assert s.written().body == b"id: 2\ndata: \\u2029\n\n"
 
 
 @pytest.mark.parametrize("already", [0, 80])

@@ -11,9 +11,8 @@ import pytest
 from scripts.simulation import virtual_time
 from serve_app.clock import RedisClock
 from serve_app.contract import State
-from serve_app.journal.attempt_log import AttemptLog
+from serve_app.journal.attempt_log import AttemptLog, Pause
 from serve_app.journal.entries import AttemptFacts, Entry, RequestFacts, RequestLine
-from serve_app.journal.pause import Pause
 from serve_app.observability.metrics import Telemetry
 from serve_app.settings import Settings
 from workers import simulated_engine

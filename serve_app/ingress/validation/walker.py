@@ -12,8 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
-from serve_app.errors import RequestRefused, invalid
-from serve_app.field_errors import written
+from serve_app.errors import RequestRefused, invalid, written
 from serve_app.ingress.validation.fields import Schema
 from serve_app.ingress.validation.structure import too_many
 from serve_app.settings.limits import RequestLimits
