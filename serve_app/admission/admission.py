@@ -9,6 +9,7 @@ import logging
 import math
 import secrets
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -25,18 +26,15 @@ from serve_app.observability.logs import about
 from serve_app.observability.metrics import Telemetry
 from serve_app.policy.work import Work, output_bytes
 from serve_app.redis.link import RedisLink
-from serve_app.requests.idempotency import Held, KeyedRequests, Outrun, digest
+from serve_app.requests.idempotency import KeyedRequests, Outrun, digest
 from serve_app.requests.lifecycle import Accepted, accept
 from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.ingress")
 
-
-Send = Callable[[Accepted], Awaitable[object]]
 Unsure = Callable[[str, RequestFacts, Callable[[], None]], None]
 """Called with the id and facts of a request that Redis may have accepted although its submitter was
-told otherwise; the callee must cancel it unless somebody reads it. Call the third argument when
-that is done.
+told otherwise: cancels it unless somebody reads it, and then calls the third argument.
 """
 
 
@@ -78,27 +76,22 @@ class Receipt(NamedTuple):
     """Whether a repeated request has ended already."""
 
 
+@dataclass(eq=False)
 class Admission:
     """Accepts the requests of one process, with or without a connection that waits for them."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        store: JournalStore,
-        link: RedisLink,
-        limits: AdmissionLimits,
-        clock: RedisClock,
-        telemetry: Telemetry,
-        unsure: Unsure,
-    ) -> None:
-        self._store = store
-        self._keyed = KeyedRequests(settings, store, link)
-        self._limits = limits
-        self._clock = clock
-        self._telemetry = telemetry
-        self._unsure = unsure
-        self._send: Send = partial(accept, link, settings)
-        self._kept_of: dict[str, tuple[float, Kept]] = {}
+    settings: Settings
+    store: JournalStore
+    link: RedisLink
+    limits: AdmissionLimits
+    clock: RedisClock
+    telemetry: Telemetry
+    unsure: Unsure
+    _kept_of: dict[str, tuple[float, Kept]] = field(default_factory=dict, init=False)
+    """What is kept of each tenant, and when that was read."""
+
+    def __post_init__(self) -> None:
+        self._keyed = KeyedRequests(self.settings, self.store, self.link)
 
     async def submit(self, submission: Submission) -> Receipt:
         """Accept a submission, or find the tenant's earlier request with the same idempotency key.
@@ -113,18 +106,19 @@ class Admission:
             RedisUnavailable: Redis cannot be reached.
         """
         if submission.idempotency_key:
-            return await self._submit_keyed(submission, submission.facts)
-        request_id = f"req_{secrets.token_hex(16)}"
-        return await self._accept(request_id, submission, submission.facts, self._send)
+            return await self._submit_keyed(submission)
+        send = partial(accept, self.link, self.settings)
+        return await self._accept(f"req_{secrets.token_hex(16)}", submission, send)
 
-    async def _submit_keyed(self, submission: Submission, facts: RequestFacts) -> Receipt:
+    async def _submit_keyed(self, submission: Submission) -> Receipt:
         """Accept one of several simultaneous repeats; the others find it when they look again."""
         where = (submission.line.path.encode(), submission.line.query.encode())
         facts = msgspec.structs.replace(
-            facts,
+            submission.facts,
             idempotency=digest(*where, submission.body),
             idempotency_value=digest(*where, submission.value) if submission.value else "",
         )
+        submission = submission._replace(facts=facts)
         key = (facts.tenant, submission.idempotency_key)
         held = await self._keyed.held(*key) if submission.seen else self._keyed.presumed(*key)
         for _ in range(timings.KEYED_TRIES):
@@ -136,16 +130,18 @@ class Admission:
                     param="idempotency-key",
                 )
             if held.stands:
-                return _repeat(held, facts)
+                request_id, extra = held.request_id, about(held.request_id, facts.tenant)
+                log.info("request %s joined again by its Idempotency-Key", request_id, extra=extra)
+                return Receipt(request_id, held.facts or facts, lambda: None, True, held.ended)
             if submission.seen:
                 raise RequestRefused(
                     Reason.JOURNAL_LOST,
                     "There is no answer (any more) that this Idempotency-Key could continue; send "
                     "the request without Last-Event-ID.",
                 )
-            send = partial(self._keyed.accept, held)
             try:
-                return await self._accept(held.request_id, submission, facts, send)
+                send = partial(self._keyed.accept, held)
+                return await self._accept(held.request_id, submission, send)
             except Outrun:
                 pass
             except RequestRefused:  # which a repeat is not, however many requests wait
@@ -155,62 +151,55 @@ class Admission:
         raise RedisUnavailable("the requests of this key keep changing")
 
     async def _accept(
-        self, request_id: str, submission: Submission, facts: RequestFacts, send: Send
+        self,
+        request_id: str,
+        submission: Submission,
+        send: Callable[[Accepted], Awaitable[object]],
     ) -> Receipt:
-        if facts.kept:
-            facts = await self._kept(facts, submission)
-        work = submission.work
+        facts, line, body, work, *_ = submission
+        if facts.kept and not await self._may_keep(facts.tenant, submission.if_there_is_room):
+            facts = msgspec.structs.replace(facts, retention_s=0.0, body_bytes=0)
         writes_bytes = output_bytes(work.kind, work.max_output_tokens, work.sequences)
-        size = len(submission.body), writes_bytes, work.sequences
-        place = self._limits.enter(facts.tenant, facts.request_class, *size)
-        begun = partial(self._limits.leave, place)
+        size = len(body), writes_bytes, work.sequences
+        place = self.limits.enter(facts.tenant, facts.request_class, *size)
+        begun = partial(self.limits.leave, place)
         try:
-            await send(Accepted(request_id, submission.line, submission.body, facts, work))
+            await send(Accepted(request_id, line, body, facts, work))
         except (AnswerLost, asyncio.CancelledError):
             # Redis may have received it nevertheless, or may still receive it.
-            self._unsure(request_id, facts, begun)
+            self.unsure(request_id, facts, begun)
             raise
         except BaseException:
             begun()
             raise
         finally:
-            self._limits.answered(place)
-        self._telemetry.admitted(facts.request_class)
+            self.limits.answered(place)
+        self.telemetry.admitted(facts.request_class)
         extra = about(request_id, facts.tenant, trace=facts.trace)
         log.debug("request %s admitted: %s", request_id, facts.request_class, extra=extra)
         return Receipt(request_id, facts, begun)
 
-    async def _kept(self, facts: RequestFacts, submission: Submission) -> RequestFacts:
-        """The facts of a request whose answer is to be kept, or not to be if there is no room."""
-        try:
-            self._limits.check_kept(await self._kept_bytes(facts.tenant))
-        except RequestRefused:
-            if not submission.if_there_is_room:
-                raise
-            return msgspec.structs.replace(facts, retention_s=0.0, body_bytes=0)
-        return facts
-
-    async def _kept_bytes(self, tenant: str) -> Kept:
-        """What is kept, as it was a moment ago: most requests pay no round trip for it."""
-        now_s = self._clock.local.monotonic_s()
+    async def _may_keep(self, tenant: str, if_there_is_room: bool) -> bool:
+        """Whether one more answer of a tenant is kept, by what was kept a moment ago: most requests
+        pay no round trip for it. Refuses the request if it is not, unless `if_there_is_room`.
+        """
+        now_s = self.clock.local.monotonic_s()
         read_s, kept = self._kept_of.get(tenant, (-math.inf, None))
         if kept is None or now_s - read_s >= timings.KEPT_LOOK_S:
-            kept = await self._store.kept(tenant)
+            kept = await self.store.kept(tenant)
             self._kept_of[tenant] = now_s, kept
-        return kept
+        try:
+            self.limits.check_kept(kept)
+        except RequestRefused:
+            if not if_there_is_room:
+                raise
+            return False
+        return True
 
 
 def _same(earlier: RequestFacts, now: RequestFacts) -> bool:
-    """Whether two requests ask for the same: byte for byte (older versions know nothing else), or
-    by their meaning.
-    """
+    """Whether two requests ask for the same, byte for byte or by their meaning."""
     means = now.idempotency_value
     return earlier.idempotency == now.idempotency or (
         means != "" and earlier.idempotency_value == means
     )
-
-
-def _repeat(held: Held, facts: RequestFacts) -> Receipt:
-    extra = about(held.request_id, facts.tenant)
-    log.info("request %s joined again by its Idempotency-Key", held.request_id, extra=extra)
-    return Receipt(held.request_id, held.facts or facts, lambda: None, True, held.ended)

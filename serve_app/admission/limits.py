@@ -1,27 +1,138 @@
 """The limits on what one ingress admits: how many requests wait, how large they are, and how full
 Redis is. They cost no round trip: every ingress counts its own requests against its share of the
 limits, so the limits hold in total.
+
+A full Redis rejects every append, including those that would free memory, so requests are refused
+earlier: large ones at `redis.max_memory_share`, small ones halfway between that and the end. A
+client that sends large requests therefore does not block everybody else. What accepted requests
+will write is reserved: the answers that the engines can write at a time with all their tokens, the
+others as they are once they have ended.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from serve_app import timings
-from serve_app.admission.memory_limit import MemoryLimit
 from serve_app.contract import Reason
 from serve_app.errors import RedisUnavailable, RequestRefused
 from serve_app.journal.store import Kept
 from serve_app.loops import jittered
+from serve_app.redis.replies import Memory
 from serve_app.request_queue.queue import Depth, QueueDepths
 from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.ingress")
+
+_SMALL_BYTES = 16 * 1024
+_ENTRIES_BYTES = 4_000
+"""Memory for a waiting request besides its body, and for the first entry of its answer."""
+_PACKED = 30
+"""An answer that has ended takes this part of what it took while it was written."""
+_ALLOCATED = 1.25
+"""Factor on a body: the most that Redis's allocator uses for it."""
+
+
+class MemoryLimit:
+    """Redis's memory as this ingress knows it: the last reading, and what it has admitted since."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._ingresses = 1
+        self._taken_bytes = 0
+        """Bytes that were ever admitted."""
+        self._on_their_way_bytes = 0
+        self._seen_bytes = 0
+        self._reserved_bytes = 0
+        self._places = 0
+        """Answers that the engines could write besides those that are reserved with all tokens."""
+        self.workers = 0
+        """How many run here."""
+        self.seen: Memory | None = None
+        """The last reading; None before the first one, and if Redis does not report its memory."""
+        self.warnings: tuple[str, ...] = ()
+        """What is wrong with `maxmemory`, for Redis's operator."""
+
+    @property
+    def room_bytes(self) -> float:
+        """What requests may use of Redis's memory in total; infinite if Redis has no limit."""
+        limit_bytes = self.seen.limit_bytes if self.seen is not None else 0
+        return self._settings.redis.max_memory_share * limit_bytes if limit_bytes else math.inf
+
+    def looking(self) -> None:
+        """Redis is about to be asked. Its answer will include everything that it has acknowledged
+        so far.
+        """
+        self._seen_bytes = self._taken_bytes - self._on_their_way_bytes
+
+    def told(
+        self, memory: Memory | None, ingresses: int, outputs_bytes: Sequence[int] = ()
+    ) -> None:
+        """Redis has answered (None: it does not tell its memory, so there is no limit). The
+        capacity is divided among `ingresses`. `outputs_bytes`: what the answers take that this
+        ingress waits for, or has started.
+        """
+        self.seen = memory
+        self._ingresses = max(1, ingresses)
+        slots = self.workers * self._settings.workers.max_running_requests
+        places = math.ceil(slots / self._ingresses)
+        written = sum(heapq.nlargest(places, outputs_bytes))
+        self._reserved_bytes = written + (sum(outputs_bytes) - written) // _PACKED
+        self._places = places - len(outputs_bytes)
+        warnings = () if memory is None else self._what_is_wrong(memory)
+        for warning in warnings:
+            if warning not in self.warnings:
+                log.warning("Redis: %s", warning)
+        self.warnings = warnings
+
+    def most_of_one(self, output_bytes: int) -> int:
+        """What is reserved for an answer: no more than it may have, nor than a few can have."""
+        return int(min(output_bytes, self._settings.journal.max_answer_bytes, self.room_bytes / 4))
+
+    def take(self, body_bytes: int, output_bytes: int = 0) -> int:
+        """Count a request that is about to be admitted, or refuse it (`storage_full`). Pass the
+        result to `answered`. `output_bytes`: see `most_of_one`.
+        """
+        cost_bytes = int(body_bytes * _ALLOCATED) + _ENTRIES_BYTES
+        memory, share = self.seen, self._settings.redis.max_memory_share
+        reserved_bytes = output_bytes if self._places > 0 else output_bytes // _PACKED
+        reserved_bytes += self._reserved_bytes
+        if memory is not None and memory.limit_bytes:
+            if body_bytes <= _SMALL_BYTES:
+                share = (1 + share) / 2
+            room_bytes = (share * memory.limit_bytes - memory.used_bytes) / self._ingresses
+            # Redis briefly holds a body twice: as received, and as stored.
+            unseen_bytes = self._taken_bytes - self._seen_bytes + self._on_their_way_bytes
+            if unseen_bytes + cost_bytes > room_bytes - reserved_bytes:
+                raise RequestRefused(
+                    Reason.STORAGE_FULL,
+                    "The service's storage is nearly full; please try again later, or send a "
+                    "shorter request, or ask for a shorter answer (max_tokens).",
+                    retry_after_s=timings.FULL_STORAGE_RETRY_AFTER_S,
+                )
+        self._reserved_bytes = reserved_bytes
+        self._places -= 1
+        self._taken_bytes += cost_bytes
+        self._on_their_way_bytes += cost_bytes
+        return cost_bytes
+
+    def answered(self, cost_bytes: int) -> None:
+        self._on_their_way_bytes -= cost_bytes
+
+    def _what_is_wrong(self, memory: Memory) -> tuple[str, ...]:
+        needed_bytes, room = 4 * self._settings.ingress.max_body_bytes, self.room_bytes
+        if not memory.limit_bytes or needed_bytes <= room:
+            return ()
+        return (
+            f"maxmemory is {memory.limit_bytes:,} bytes, of which requests may use {room:,.0f}, "
+            f"too few for four bodies of ingress.max_body_bytes ({needed_bytes:,}): raise it",
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -42,94 +153,23 @@ class _Sum:
     bytes: int = 0
 
 
-class WaitingLimits:
-    """The waiting requests of one ingress. The first one is always admitted, however large it
-    is.
+class AdmissionLimits:
+    """All limits together, kept up to date by `watch`. The first waiting request of a class is
+    always admitted, however large it is.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._queue = settings.queue
-        self._tenants_differ = settings.auth.required
-        self._most_at_once = settings.workers.max_running_requests
-        self._ingresses = 1
-        self._most_bytes = math.inf
-        self.inside: set[Place] = set()
-        self._by_class: defaultdict[str, _Sum] = defaultdict(_Sum)
-        self._by_tenant: defaultdict[tuple[str, str], _Sum] = defaultdict(_Sum)
-
-    def __len__(self) -> int:
-        return len(self.inside)
-
-    def divide(self, ingresses: int, room_bytes: float) -> None:
-        """Divide the limits among this many ingresses; no class may use more than half of Redis's
-        capacity.
-        """
-        self._ingresses = max(1, ingresses)
-        self._most_bytes = room_bytes / 2
-
-    def enter(self, tenant: str, request_class: str, body_bytes: int, sequences: int = 1) -> Place:
-        """Count a request that is about to be admitted; of its sequences no more count than an
-        engine runs at a time.
-
-        Raises:
-            RequestRefused: `queue_full`, or `tenant_limit` if other tenants may still submit.
-        """
-        share = self._queue.max_tenant_share
-        most_bytes = min(self._queue.max_waiting_bytes(request_class), self._most_bytes)
-        bound_bytes = most_bytes / self._ingresses
-        of_class = self._by_class[request_class]
-        of_tenant = self._by_tenant.get((request_class, tenant), _Sum())
-        sequences = min(sequences, self._most_at_once)
-        if self._tenants_differ and of_tenant.sequences:
-            most = share * self._queue.max_waiting(request_class) / self._ingresses
-            more_bytes = of_tenant.bytes + body_bytes
-            if of_tenant.sequences + sequences > most or more_bytes > share * bound_bytes:
-                raise RequestRefused(
-                    Reason.TENANT_LIMIT,
-                    f"Your requests of class '{request_class}' that wait already ask for "
-                    f"{of_tenant.sequences} answers or texts, with {of_tenant.bytes} bytes; please "
-                    "wait for some of them.",
-                    retry_after_s=timings.RETRY_AFTER_S,
-                )
-        if of_class.sequences and of_class.bytes + body_bytes > bound_bytes:
-            raise RequestRefused(
-                Reason.QUEUE_FULL,
-                f"{of_class.bytes} bytes of requests of class '{request_class}' wait already; "
-                "please try again later.",
-                retry_after_s=timings.RETRY_AFTER_S,
-            )
-        place = Place(request_class, tenant, body_bytes, sequences)
-        self.inside.add(place)
-        for one in (of_class, self._by_tenant[request_class, tenant]):
-            one.sequences += sequences
-            one.bytes += body_bytes
-        return place
-
-    def leave(self, place: Place) -> None:
-        """A worker has started the request, or it has ended, or nobody knows it any more. A second
-        call changes nothing.
-        """
-        if place not in self.inside:
-            return
-        self.inside.discard(place)
-        of_tenant = self._by_tenant[place.request_class, place.tenant]
-        for one in (self._by_class[place.request_class], of_tenant):
-            one.sequences -= place.sequences
-            one.bytes -= place.body_bytes
-        if not of_tenant.sequences:
-            del self._by_tenant[place.request_class, place.tenant]
-
-
-class AdmissionLimits:
-    """All limits together, kept up to date by `watch`. Checking them costs no round trip."""
-
-    def __init__(self, settings: Settings) -> None:
         self.memory = MemoryLimit(settings)
-        self.waiting = WaitingLimits(settings)
+        self.waiting: set[Place] = set()
+        self.ingresses = 1
+        """How many share the limits on waiting requests."""
         self._queue = settings.queue
         self._kept_share = settings.journal.max_retained_share
         self._tenants_differ = settings.auth.required
+        self._most_at_once = settings.workers.max_running_requests
         self._depths: Mapping[str, Depth] = {}
+        self._by_class: defaultdict[str, _Sum] = defaultdict(_Sum)
+        self._by_tenant: defaultdict[tuple[str, str], _Sum] = defaultdict(_Sum)
 
     @property
     def unclaimed(self) -> int:
@@ -144,10 +184,8 @@ class AdmissionLimits:
         return self._kept_share * self.memory.room_bytes
 
     def check_kept(self, kept: Kept) -> None:
-        """Refuse a request whose answer would be kept without a reader, if too many are.
-
-        Raises:
-            RequestRefused: `results_full`.
+        """Refuse a request whose answer would be kept without a reader, if too many are: with
+        `results_full`.
         """
         bound_bytes = self.kept_bound_bytes
         own_bytes = bound_bytes * (self._queue.max_tenant_share if self._tenants_differ else 1)
@@ -177,19 +215,48 @@ class AdmissionLimits:
         """
         depth = self._depths.get(request_class)
         if depth is not None and depth.waiting >= self._queue.max_waiting(request_class):
-            raise RequestRefused(
-                Reason.QUEUE_FULL,
-                f"{depth.waiting} requests of class '{request_class}' wait already; please try "
-                "again later.",
-                retry_after_s=timings.RETRY_AFTER_S,
-            )
-        place = self.waiting.enter(tenant, request_class, body_bytes, sequences)
+            raise _queue_full(f"{depth.waiting} requests of class '{request_class}' wait already")
+        place = self.wait(tenant, request_class, body_bytes, sequences)
         place.output_bytes = self.memory.most_of_one(output_bytes)
         try:
             place.redis_bytes = self.memory.take(body_bytes, place.output_bytes)
         except RequestRefused:
-            self.waiting.leave(place)
+            self.leave(place)
             raise
+        return place
+
+    def wait(self, tenant: str, request_class: str, body_bytes: int, sequences: int = 1) -> Place:
+        """Count a request among those that wait; of its sequences no more count than an engine runs
+        at a time. No class may use more than half of Redis's capacity.
+
+        Raises:
+            RequestRefused: `queue_full`, or `tenant_limit` if other tenants may still submit.
+        """
+        share = self._queue.max_tenant_share
+        most_bytes = min(self._queue.max_waiting_bytes(request_class), self.memory.room_bytes / 2)
+        bound_bytes = most_bytes / self.ingresses
+        of_class = self._by_class[request_class]
+        of_tenant = self._by_tenant.get((request_class, tenant), _Sum())
+        sequences = min(sequences, self._most_at_once)
+        if self._tenants_differ and of_tenant.sequences:
+            most = share * self._queue.max_waiting(request_class) / self.ingresses
+            more_bytes = of_tenant.bytes + body_bytes
+            if of_tenant.sequences + sequences > most or more_bytes > share * bound_bytes:
+                raise RequestRefused(
+                    Reason.TENANT_LIMIT,
+                    f"Your requests of class '{request_class}' that wait already ask for "
+                    f"{of_tenant.sequences} answers or texts, with {of_tenant.bytes} bytes; please "
+                    "wait for some of them.",
+                    retry_after_s=timings.RETRY_AFTER_S,
+                )
+        if of_class.sequences and of_class.bytes + body_bytes > bound_bytes:
+            held = f"{of_class.bytes} bytes of requests of class '{request_class}' wait already"
+            raise _queue_full(held)
+        place = Place(request_class, tenant, body_bytes, sequences)
+        self.waiting.add(place)
+        for one in (of_class, self._by_tenant[request_class, tenant]):
+            one.sequences += sequences
+            one.bytes += body_bytes
         return place
 
     def answered(self, place: Place) -> None:
@@ -197,8 +264,18 @@ class AdmissionLimits:
         self.memory.answered(place.redis_bytes)
 
     def leave(self, place: Place) -> None:
-        """The request no longer waits. A second call changes nothing."""
-        self.waiting.leave(place)
+        """A worker has started the request, or it has ended, or nobody knows it any more. A second
+        call changes nothing.
+        """
+        if place not in self.waiting:
+            return
+        self.waiting.discard(place)
+        of_tenant = self._by_tenant[place.request_class, place.tenant]
+        for one in (self._by_class[place.request_class], of_tenant):
+            one.sequences -= place.sequences
+            one.bytes -= place.body_bytes
+        if not of_tenant.sequences:
+            del self._by_tenant[place.request_class, place.tenant]
 
     async def watch(
         self,
@@ -217,9 +294,14 @@ class AdmissionLimits:
                 self._depths, memory = await depths.look()
                 started = map(self.memory.most_of_one, running())
                 of_queues, in_all = ingresses()
-                waiting = [place.output_bytes for place in self.waiting.inside]
+                waiting = [place.output_bytes for place in self.waiting]
                 self.memory.told(memory, in_all, [*waiting, *started])
-                self.waiting.divide(of_queues, self.memory.room_bytes)
+                self.ingresses = max(1, of_queues)
             except RedisUnavailable as error:
                 log.debug("cannot read the queues' depths: %s", error)
             await asyncio.sleep(jittered(timings.DEPTHS_LOOK_S))
+
+
+def _queue_full(why: str) -> RequestRefused:
+    message = f"{why}; please try again later."
+    return RequestRefused(Reason.QUEUE_FULL, message, retry_after_s=timings.RETRY_AFTER_S)

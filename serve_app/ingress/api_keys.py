@@ -31,21 +31,17 @@ _LINE = re.compile(r"(?P<tenant>@metrics|[A-Za-z0-9_.-]{1,64})\s+sha256:(?P<dige
 
 
 class ApiKeys:
-    """The API keys of one ingress.
-
-    Raises:
-        SettingsError: the file cannot be read, or a line of it is malformed.
+    """The API keys of one ingress. `SettingsError`: the file cannot be read, or a line of it is
+    malformed.
     """
 
     def __init__(self, settings: AuthSettings, clock: Clock = SYSTEM) -> None:
         self._clock = clock
-        self._required = settings.required
         self._settings = settings
-        self._path = Path(settings.keys_file)
         self._tenants: Mapping[bytes, str] = {}
         self._version: tuple[int, ...] = ()
         self._looked_s = self._clock.monotonic_s()
-        if self._required:
+        if settings.required:
             self._read()
 
     def tenant(self, authorization: str) -> Tenant:
@@ -54,7 +50,7 @@ class ApiKeys:
         Raises:
             RequestRefused: `invalid_api_key`, `key_not_permitted`.
         """
-        if not self._required:
+        if not self._settings.required:
             return self._tenant(DEFAULT_TENANT)
         found = self._whose(authorization)
         if found.id == SCRAPER:
@@ -63,7 +59,7 @@ class ApiKeys:
 
     def check_scraper(self, authorization: str) -> None:
         """As `tenant`, for a key that opens `/metrics`."""
-        if self._required and self._whose(authorization).id != SCRAPER:
+        if self._settings.required and self._whose(authorization).id != SCRAPER:
             raise RequestRefused(
                 Reason.KEY_NOT_PERMITTED,
                 "The metrics cover all tenants and need a key of their own: ask the operator for "
@@ -88,7 +84,7 @@ class ApiKeys:
     def _tenant(self, name: str, key_id: str = "") -> Tenant:
         settings = self._settings
         classes = CLASSES if name in settings.critical_tenants else PUBLIC_CLASSES
-        admin = not self._required or name in settings.admin_tenants
+        admin = not settings.required or name in settings.admin_tenants
         return Tenant(name, key_id, classes, admin)
 
     def _look(self) -> None:
@@ -98,30 +94,25 @@ class ApiKeys:
             return
         self._looked_s = now_s
         try:
-            if self._read():
-                log.info("API keys reloaded: %d", len(self._tenants))
+            self._read()
         except SettingsError as error:
             log.error("cannot reload API keys, keeping the old ones: %s", error)
 
-    def _read(self) -> bool:
-        """Whether the file has changed since it was read."""
-        why: str | None = "It is no text"
+    def _read(self) -> None:
+        path = Path(self._settings.keys_file)
         try:
-            found = self._path.stat()
+            found = path.stat()
             version = found.st_mtime_ns, found.st_size, found.st_ino
-            if version == self._version:
-                return False
-            self._version = version
-            self._tenants = parse(self._path.read_text(encoding="utf-8"))
-            return True
-        except OSError as error:
-            why = error.strerror
-        except UnicodeDecodeError:
-            pass
-        raise SettingsError(
-            f"settings: auth.keys_file (or HERMES_KEYS_FILE) '{self._path}' cannot be read: {why}: "
-            "give it lines that hermes-serve api-key prints, on every node with an ingress"
-        )
+            if version != self._version:
+                self._version = version
+                self._tenants = parse(path.read_text(encoding="utf-8"))
+                log.info("API keys read: %d", len(self._tenants))
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "It is no text"
+            raise SettingsError(
+                f"settings: auth.keys_file (or HERMES_KEYS_FILE) '{path}' cannot be read: {why}: "
+                "give it lines that hermes-serve api-key prints, on every node with an ingress"
+            ) from None
 
 
 def parse(text: str) -> dict[bytes, str]:
@@ -131,15 +122,14 @@ def parse(text: str) -> dict[bytes, str]:
     tenants: dict[bytes, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         line = line.partition("#")[0].strip()
-        if not line:
-            continue
         match = _LINE.fullmatch(line)
         # The default tenant is that of all requests if no key is required.
-        if match is None or match["tenant"] == DEFAULT_TENANT:
+        if match is not None and match["tenant"] != DEFAULT_TENANT:
+            tenants[bytes.fromhex(match["digest"])] = match["tenant"]
+        elif line:
             raise SettingsError(
                 f"settings: auth.keys_file: line {number} is not '<tenant> sha256:<64 hex digits>' "
                 "(a tenant is named "
                 f"with letters, digits, '_', '.' and '-', and not '{DEFAULT_TENANT}')"
             )
-        tenants[bytes.fromhex(match["digest"])] = match["tenant"]
     return tenants

@@ -11,6 +11,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from starlette.types import Receive
 
@@ -22,16 +23,16 @@ from serve_app.settings import Settings
 _SMALL_BYTES = 64 * 1024
 
 
+@dataclass(eq=False)
 class ConnectionLimit:
     """A limit for one kind of connection, or for what connections hold. `what`: the kind as an
     error message names it, such as `connections`.
     """
 
-    def __init__(self, what: str, most: int, most_of_tenant: int) -> None:
-        self._what = what
-        self._most = most
-        self._most_of_tenant = max(1, most_of_tenant)
-        self._held: Counter[str] = Counter()
+    what: str
+    most: int
+    most_of_tenant: int
+    _held: Counter[str] = field(default_factory=Counter, init=False)
 
     def __len__(self) -> int:
         return self._held.total()
@@ -40,19 +41,18 @@ class ConnectionLimit:
         """Whether a tenant may have more.
 
         Raises:
-            RequestRefused: `too_many_connections`, or `tenant_limit` if other tenants may still
-                have more.
+            RequestRefused: `too_many_connections`; `tenant_limit` if others may have more.
         """
-        if self._held.total() + size > self._most:
+        if self._held.total() + size > self.most:
             raise RequestRefused(
                 Reason.TOO_MANY_CONNECTIONS,
-                f"All {self._most} {self._what} are taken; please try again later.",
+                f"All {self.most} {self.what} are taken; please try again later.",
                 retry_after_s=timings.RETRY_AFTER_S,
             )
-        if self._held[tenant] + size > self._most_of_tenant:
+        if self._held[tenant] + size > self.most_of_tenant:
             raise RequestRefused(
                 Reason.TENANT_LIMIT,
-                f"You hold {self._held[tenant]} {self._what} here already; please try again later.",
+                f"You hold {self._held[tenant]} {self.what} here already; please try again later.",
                 retry_after_s=timings.RETRY_AFTER_S,
             )
 
@@ -80,21 +80,21 @@ class ConnectionLimit:
             self.release(tenant)
 
 
+def _limit(settings: Settings, what: str, most: int, least: int = 1) -> ConnectionLimit:
+    """A tenant gets its share of it, and at least so much."""
+    share = settings.ingress.max_tenant_share if settings.auth.required else 1.0
+    return ConnectionLimit(what, most, max(int(share * most), least))
+
+
 class ConnectionLimits:
     """The limits of one ingress. Short requests, such as a `DELETE`, are not counted."""
 
     def __init__(self, settings: Settings) -> None:
         ingress = settings.ingress
-        share = ingress.max_tenant_share if settings.auth.required else 1.0
-
-        def limit(what: str, most: int) -> ConnectionLimit:
-            return ConnectionLimit(what, most, int(share * most))
-
-        self.requests = limit("connections", ingress.max_connections)
-        self.event_readers = limit("readers of events", ingress.max_readers)
-        self.unread = limit(
-            "bytes of answers that wait to be read", ingress.max_buffered_response_bytes
-        )
+        self.requests = _limit(settings, "connections", ingress.max_connections)
+        self.event_readers = _limit(settings, "readers of events", ingress.max_readers)
+        what = "bytes of answers that wait to be read"
+        self.unread = _limit(settings, what, ingress.max_buffered_response_bytes)
         """What answers above `timings.LARGE_BYTES` take until their clients have them. Whoever
         finds any room has one answer, of whatever size.
         """
@@ -105,14 +105,11 @@ class Uploads:
 
     def __init__(self, settings: Settings) -> None:
         ingress = settings.ingress
-        share = ingress.max_tenant_share if settings.auth.required else 1.0
-        self.max_body_bytes = ingress.max_body_bytes
+        self.max_body_bytes = largest = ingress.max_body_bytes  # which always fits
         self.stalled_s = ingress.stalled_client_timeout_s
         self.within_s = ingress.request_timeout_s
-        # The largest body always fits.
-        most = max(ingress.max_buffered_request_bytes, ingress.max_body_bytes)
-        of_tenant = max(int(share * most), ingress.max_body_bytes)
-        self.held = ConnectionLimit("bytes for large requests", most, of_tenant)
+        most = max(ingress.max_buffered_request_bytes, largest)
+        self.held = _limit(settings, "bytes for large requests", most, largest)
 
     @contextmanager
     def of(self, tenant: str) -> Iterator[Upload]:
@@ -125,13 +122,13 @@ class Uploads:
                 self.held.release(tenant, upload.counted)
 
 
+@dataclass(eq=False)
 class Upload:
     """The body of one request."""
 
-    def __init__(self, uploads: Uploads, tenant: str) -> None:
-        self._uploads = uploads
-        self._tenant = tenant
-        self.counted = 0
+    _uploads: Uploads
+    _tenant: str
+    counted: int = 0
 
     async def body(self, headers: Mapping[str, str], receive: Receive) -> bytes:
         """Receive the whole body. `headers`: by lower-case name.
@@ -140,7 +137,9 @@ class Upload:
             RequestRefused: `body_too_large`, `client_disconnected`, `upload_timeout` (nothing came
                 for long, or too slowly), and as `ConnectionLimit.take`.
         """
-        self._check_length(headers.get("content-length", "0"))
+        announced = headers.get("content-length", "0")
+        if announced.isascii() and announced.isdigit():
+            self._check_size(int(announced[:20]))
         piece, more = await self._next(receive)
         if not more and len(piece) <= _SMALL_BYTES:
             return piece
@@ -159,29 +158,24 @@ class Upload:
         return bytes(body)
 
     def grew(self, size: int) -> None:
-        """Count what was put before the body, which has so many bytes now.
-
-        Raises:
-            RequestRefused: as `ConnectionLimit.take`.
+        """Count what was put before the body, which has so many bytes now; raises as
+        `ConnectionLimit.take`.
         """
         more = size - self.counted
         if size > _SMALL_BYTES and more > 0:
             self._uploads.held.take(self._tenant, more)
             self.counted += more
 
-    def _check_length(self, announced: str) -> None:
-        if (
-            announced.isascii()
-            and announced.isdigit()
-            and (len(announced) > 18 or int(announced) > self._uploads.max_body_bytes)
-        ):
-            raise self._too_large()
-
     def _take(self, piece: bytes) -> None:
-        if self.counted + len(piece) > self._uploads.max_body_bytes:
-            raise self._too_large()
+        self._check_size(self.counted + len(piece))
         self._uploads.held.take(self._tenant, len(piece))
         self.counted += len(piece)
+
+    def _check_size(self, size: int) -> None:
+        most = self._uploads.max_body_bytes
+        if size > most:
+            message = f"The request body is longer than {most} bytes."
+            raise RequestRefused(Reason.BODY_TOO_LARGE, message)
 
     async def _next(self, receive: Receive) -> tuple[bytes, bool]:
         """The next piece of the body, and whether more follow."""
@@ -202,10 +196,4 @@ class Upload:
             Reason.UPLOAD_TIMEOUT,
             f"The rest of the request did not come: nothing for {uploads.stalled_s:g} s, or "
             f"not all of it in {uploads.within_s:g} s.",
-        )
-
-    def _too_large(self) -> RequestRefused:
-        return RequestRefused(
-            Reason.BODY_TOO_LARGE,
-            f"The request body is longer than {self._uploads.max_body_bytes} bytes.",
         )

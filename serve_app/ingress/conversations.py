@@ -7,18 +7,19 @@ continues it after any kill.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 
 from serve_app.contract import Reason, State, request_of_item
 from serve_app.errors import RedisUnavailable, RequestRefused
-from serve_app.ingress.objects import RESPONSE, fields_of, input_items, response_in
+from serve_app.ingress.objects import RESPONSE, fields_of, input_items, not_found, response_in
 from serve_app.journal.entries import Entry
 from serve_app.journal.store import JournalStore
 
-PARAM = "previous_response_id"
+_PARAM = "previous_response_id"
 _MOST_RESPONSES = 128
 """Of whose items one input may have references: each is read whole."""
 
@@ -29,22 +30,18 @@ class _Item(msgspec.Struct):
 
 _of_item = msgspec.json.Decoder(_Item)
 _items = msgspec.json.Decoder(list[msgspec.Raw])
-
-
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class Conversations:
-    """Puts what came before into requests.
-
-    Args:
-        within_s: how long Redis may take to give one earlier response.
+    """Puts what came before into requests. `within_s`: how long Redis may take to give one earlier
+    response.
     """
 
-    def __init__(self, store: JournalStore, max_body_bytes: int, within_s: float) -> None:
-        self._store = store
-        self._max_body_bytes = max_body_bytes
-        self._within_s = within_s
+    store: JournalStore
+    max_body_bytes: int
+    within_s: float
 
     async def whole(self, tenant: str, body: bytes, request: Mapping[str, Any]) -> bytes:
         """The body of a request that goes on, with the items of the earlier responses.
@@ -56,16 +53,16 @@ class Conversations:
         """
         if names := _named(request):
             body = await self._with_items(tenant, body, names)
-        if not request.get(PARAM):
+        if not request.get(_PARAM):
             return body
-        previous = str(request[PARAM])
+        previous = str(request[_PARAM])
         request_id = previous.removeprefix(RESPONSE)
         if request_id == previous:
             raise _not_found(previous)
-        async with self._store.wholes:
-            entries, asked = await self._in_time(self._store.whole(request_id))
+        async with self.store.wholes:
+            entries, asked = await self._in_time(self.store.whole(request_id))
             made = await asyncio.to_thread(_joined, previous, tenant, entries, asked, body)
-        self._check_size(len(made), PARAM)
+        self._check_size(len(made), _PARAM)
         return made
 
     async def _with_items(self, tenant: str, body: bytes, names: Mapping[int, str]) -> bytes:
@@ -79,46 +76,40 @@ class Conversations:
             raise RequestRefused(Reason.INVALID_REQUEST, message, param="input")
         for owner in dict.fromkeys(owners.values()):
             wanted = {place: name for place, name in names.items() if owners[name] == owner}
-            found = await self._items(tenant, owner, set(wanted.values()))
+            found: dict[str, msgspec.Raw] = {}
+            if owner:
+                async with self.store.wholes:
+                    entries = await self._in_time(self.store.read(owner)) or []
+                    its = tenant, entries, set(wanted.values())
+                    found = await asyncio.to_thread(_output, *its)
             for place, name in wanted.items():
                 if name not in found:
-                    message = f"Item with id '{name[:80]}' not found."
-                    raise RequestRefused(Reason.NOT_FOUND, message, param="input")
+                    raise not_found("Item", name, "input")
                 size += len(bytes(found[name]))
                 self._check_size(size, "input")
                 items[place] = found[name]
         return await asyncio.to_thread(_with_input, body, items)
 
-    async def _items(
-        self, tenant: str, request_id: str, names: Collection[str]
-    ) -> dict[str, msgspec.Raw]:
-        """Those of these items that a request's response has."""
-        if not request_id:
-            return {}
-        async with self._store.wholes:
-            entries = await self._in_time(self._store.read(request_id))
-            return await asyncio.to_thread(_output, tenant, entries or [], names)
-
     async def _in_time(self, reading: Awaitable[T]) -> T:
         try:
-            async with asyncio.timeout(self._within_s):
+            async with asyncio.timeout(self.within_s):
                 return await reading
         except TimeoutError:
-            raise RedisUnavailable(f"Redis: no answer in {self._within_s:g} s") from None
+            raise RedisUnavailable(f"Redis: no answer in {self.within_s:g} s") from None
 
     def _check_size(self, size: int, param: str) -> None:
-        if size > self._max_body_bytes:
+        if size > self.max_body_bytes:
             raise RequestRefused(
                 Reason.BODY_TOO_LARGE,
                 f"With the responses before it, the request has {size:,} bytes; at most "
-                f"{self._max_body_bytes:,} are taken.",
+                f"{self.max_body_bytes:,} are taken.",
                 param=param,
             )
 
 
 def goes_on(request: Mapping[str, Any]) -> bool:
     """Whether a request names something of earlier responses."""
-    return bool(request.get(PARAM) or _named(request))
+    return bool(request.get(_PARAM) or _named(request))
 
 
 def _named(request: Mapping[str, Any]) -> dict[int, str]:
@@ -134,9 +125,7 @@ def _named(request: Mapping[str, Any]) -> dict[int, str]:
     }
 
 
-def _output(
-    tenant: str, entries: Sequence[Entry], names: Collection[str]
-) -> dict[str, msgspec.Raw]:
+def _output(tenant: str, entries: Sequence[Entry], names: set[str]) -> dict[str, msgspec.Raw]:
     """Some items of a stored response, by their ids; none of another tenant's."""
     reader, fields = response_in(entries)
     facts, ending = reader.facts, reader.ending
@@ -153,13 +142,13 @@ def _joined(
 ) -> bytes:
     """Another tenant's response is as unknown as one that does not exist."""
     reader, fields = response_in(entries)
-    if reader.facts is None or reader.facts.tenant != tenant or asked is None:
-        raise _not_found(previous)
-    if reader.ending is None:
-        raise _no_answer(previous, "has not ended yet")
-    if reader.ending.state is not State.COMPLETED:
-        raise _no_answer(previous, f"was {reader.ending.state}")
-    if fields is None:
+    state = reader.ending.state if reader.ending is not None else None
+    known = reader.facts is not None and reader.facts.tenant == tenant and asked is not None
+    if known and state is not State.COMPLETED:
+        why = f"was {state}" if state else "has not ended yet"
+        message = f"The response '{previous[:80]}' {why}, so nothing can go on from it."
+        raise RequestRefused(Reason.INVALID_REQUEST, message, param=_PARAM)
+    if not known or asked is None or fields is None:
         raise _not_found(previous)
     items = [*input_items(asked), *_items.decode(fields["output"]), *input_items(body)]
     return _with_input(body, items)
@@ -170,10 +159,5 @@ def _with_input(body: bytes, items: list[msgspec.Raw]) -> bytes:
 
 
 def _not_found(previous: str) -> RequestRefused:
-    message = f"Previous response with id '{previous[:80]}' not found."
-    return RequestRefused(Reason.PREVIOUS_RESPONSE_NOT_FOUND, message, param=PARAM)
-
-
-def _no_answer(previous: str, why: str) -> RequestRefused:
-    message = f"The response '{previous[:80]}' {why}, so nothing can go on from it."
-    return RequestRefused(Reason.INVALID_REQUEST, message, param=PARAM)
+    reason = Reason.PREVIOUS_RESPONSE_NOT_FOUND
+    return not_found("Previous response", previous, _PARAM, reason)

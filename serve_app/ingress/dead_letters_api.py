@@ -13,10 +13,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from serve_app.admission.admission import Submission
-from serve_app.ingress.event_streams import EventStreams
 from serve_app.ingress.exchange import Exchanges
 from serve_app.ingress.objects import listing, not_found
-from serve_app.ingress.objects_api import as_json
+from serve_app.ingress.objects_api import Readers
 from serve_app.journal.entries import RequestFacts
 from serve_app.policy.work import work_of
 from serve_app.request_queue.dead_letters import DeadLetter, DeadLetters, Unreadable
@@ -29,7 +28,7 @@ _SHOWN_BYTES = 60
 
 def routes(
     dead: DeadLetters,
-    streams: EventStreams,
+    readers: Readers,
     exchanges: Exchanges,
     again: Callable[[RequestFacts], RequestFacts],
 ) -> APIRouter:
@@ -38,7 +37,7 @@ def routes(
 
     def answer(request: Request, make: Callable[[], Awaitable[dict[str, Any]]]) -> Response:
         request.state.caller.check_admin("Dead letters are")
-        return as_json(streams, request, make)
+        return readers.json(request, make)
 
     async def found(request_id: str) -> DeadLetter:
         last = None
@@ -106,13 +105,6 @@ def _described(letter: DeadLetter) -> dict[str, Any]:
     return {"id": request_id, "object": "dead_letter", **its, **kept}
 
 
-def _body(letter: DeadLetter) -> Any:
-    try:
-        return msgspec.json.decode(letter.body)
-    except msgspec.DecodeError:
-        return letter.body.decode(errors="replace")
-
-
 def _described_raw(letter: Unreadable) -> dict[str, Any]:
     fields = {
         name.decode(errors="replace"): value.decode(errors="replace")
@@ -121,6 +113,13 @@ def _described_raw(letter: Unreadable) -> dict[str, Any]:
         for name, value in letter.fields.items()
     }
     return {"when": _when(letter), "source": letter.source, "fields": fields}
+
+
+def _body(letter: DeadLetter) -> Any:
+    try:
+        return msgspec.json.decode(letter.body)
+    except msgspec.DecodeError:
+        return letter.body.decode(errors="replace")
 
 
 def _when(letter: DeadLetter | Unreadable) -> str:

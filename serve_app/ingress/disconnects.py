@@ -13,6 +13,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from serve_app import timings
 from serve_app.clock import RedisClock
@@ -28,67 +29,55 @@ from serve_app.redis.keyspace import readers_key
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import all_answered
 from serve_app.requests.endings import Endings
-from serve_app.requests.lifecycle import Record
 from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.ingress")
 
 
+@dataclass(eq=False)
 class Disconnects:
     """Writes down what is read at this ingress, and cancels requests that have no reader left."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        link: RedisLink,
-        store: JournalStore,
-        followers: Followers,
-        ingress_id: str,
-        members: Callable[[], Members],
-        endings: Endings,
-        clock: RedisClock,
-        loops: Loops,
-    ) -> None:
-        self._settings = settings
-        self._link = link
-        self._store = store
-        self._followers = followers
-        self._ingress_id = ingress_id
-        self._members = members
-        self._endings = endings
-        self._clock = clock
-        self._loops = loops
-        self._written: dict[str, float] = {}
-        """Requests whose reader here is written down, and until when that holds, in monotonic
-        seconds.
-        """
-        self._arriving = Counter[str]()
-        """Requests whose clients are coming back here, and are not followed yet."""
-        self._renewing: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._unsure: dict[str, tuple[asyncio.Task[None], RequestFacts]] = {}
-        """By request: what looks after one that may have been accepted, and what was submitted."""
+    settings: Settings
+    link: RedisLink
+    store: JournalStore
+    followers: Followers
+    ingress_id: str
+    members: Callable[[], Members]
+    endings: Endings
+    clock: RedisClock
+    loops: Loops
+    arriving: Counter[str] = field(default_factory=Counter)
+    """Requests whose clients are coming back here, and are not followed yet."""
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    """What looks after requests whose client has left."""
+    _written: dict[str, float] = field(default_factory=dict)
+    """Requests whose reader here is written down, and until when that holds, in monotonic seconds.
+    """
+    _unsure: dict[str, tuple[asyncio.Task[None], RequestFacts]] = field(default_factory=dict)
+    """By request: what looks after one that may have been accepted, and what was submitted."""
+    _renewing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._renewing = self._loops.keep("reader-leases", self._renew)
+        self._renewing = self.loops.keep("reader-leases", self._renew)
 
     async def stop(self) -> None:
         """Stop. Requests whose client has left then run at most until their deadline."""
         if self._renewing is not None:
-            await self._loops.end(self._renewing)
-        await ended(list(self._tasks))
+            await self.loops.end(self._renewing)
+        await ended(list(self.tasks))
 
     async def arrived(self, request_id: str) -> None:
         """A client has reconnected here, which must be known before the grace period ends
         elsewhere. Raises `RedisUnavailable`.
         """
-        all_answered(await self._link.call(self._writing(request_id)))
+        all_answered(await self.link.call(self._writing(request_id)))
 
     def _writing(self, request_id: str) -> list[Command]:
-        key = readers_key(self._settings.namespace, request_id)
-        until_ms = self._clock.now_ms() + timings.READER_KNOWN_MS
+        key = readers_key(self.settings.namespace, request_id)
+        until_ms = self.clock.now_ms() + timings.READER_KNOWN_MS
         return [
-            ("ZADD", key, until_ms, self._ingress_id),
+            ("ZADD", key, until_ms, self.ingress_id),
             ("PEXPIRE", key, timings.READER_KNOWN_MS),
         ]
 
@@ -99,18 +88,18 @@ class Disconnects:
         doubt, submitted = self._unsure.pop(request_id, (None, None))
         if doubt is not None:
             doubt.cancel()  # the request is there, and now somebody is told so
-        self._arriving[request_id] += 1
+        self.arriving[request_id] += 1
         try:
             if not ended:
                 await self.arrived(request_id)
-            return await self._followers.follow(request_id, seen)
+            return await self.followers.follow(request_id, seen)
         except BaseException:  # earlier readers relied on this one
             if not ended:
                 self._look_after(request_id, submitted)
             raise
         finally:
-            self._arriving[request_id] -= 1
-            self._arriving += Counter()  # without those at zero
+            self.arriving[request_id] -= 1
+            self.arriving += Counter()  # without those at zero
 
     def unsure(self, request_id: str, facts: RequestFacts, settled: Callable[[], None]) -> None:
         """Redis may have accepted a request, or may still do so, although its client left or got a
@@ -130,7 +119,7 @@ class Disconnects:
         """A reader has finished (or, if `departed`, has left before the end). Returns what runs
         until it is settled whether the request goes on, if anything does.
         """
-        self._followers.leave(follower)
+        self.followers.leave(follower)
         if departed and follower.reader.ending is None:
             return self._look_after(follower.request_id)
         return None
@@ -140,22 +129,22 @@ class Disconnects:
     ) -> asyncio.Task[None]:
         after_grace = self._after_grace(request_id, unsure)
         task = asyncio.create_task(after_grace, name=f"departed-{request_id}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
         return task
 
     async def _renew(self) -> None:
         """Write down the new readers every two seconds; short requests never cost a command."""
         while True:
             await asyncio.sleep(timings.READER_RENEW_S)
-            now_s, read = self._clock.local.monotonic_s(), self._followers.request_ids
+            now_s, read = self.clock.local.monotonic_s(), self.followers.request_ids
             self._written = {name: self._written.get(name, 0.0) for name in read}
             due = [name for name, until_s in self._written.items() if until_s <= now_s]
             try:
                 for start in range(0, len(due), timings.FOLLOWERS_A_LOOK):
                     some = due[start : start + timings.FOLLOWERS_A_LOOK]
                     commands = [command for name in some for command in self._writing(name)]
-                    all_answered(await self._link.call(commands))
+                    all_answered(await self.link.call(commands))
                     until_s = now_s + timings.READER_KNOWN_MS / 2000
                     self._written.update(dict.fromkeys(some, until_s))
             except RedisUnavailable as error:
@@ -166,38 +155,30 @@ class Disconnects:
         accept it: then wait in case it arrives.
         """
         may_come_s = timings.ADMISSION_MAY_COME_S if unsure else 0.0
-        pause_s = self._settings.ingress.disconnect_grace_s
+        pause_s = self.settings.ingress.disconnect_grace_s
         give_up_s = math.inf
         while True:
             await asyncio.sleep(pause_s)
             try:
-                record = await self._store.record(request_id)
+                record = await self.store.record(request_id)
                 if await self._is_read(request_id):  # asked last: clients come back until the end
                     return  # the current reader starts its own grace period when it leaves
-                now_s = self._clock.local.monotonic_s()
+                now_s = self.clock.local.monotonic_s()
                 give_up_s = min(give_up_s, now_s + may_come_s)  # from Redis's first answer
-                if record or now_s >= give_up_s:
-                    await self._cancel(request_id, record, unsure)
-                    return
-                pause_s = timings.CANCEL_RETRY_S
+                if record is None and now_s < give_up_s:
+                    pause_s = timings.CANCEL_RETRY_S
+                    continue
+                if record and not record.ended and _is_its_clients(record.facts, unsure):
+                    why = State.CANCELLED, Reason.CLIENT_DISCONNECTED
+                    await self.endings.end(request_id, *why, record)
+                return
             except RedisUnavailable as error:
                 log.debug("request %s: cannot cancel yet: %s", request_id, error)
                 # A reader elsewhere must first have had time to reconnect and to be written down.
-                pause_s = max(self._settings.ingress.disconnect_grace_s, 2 * timings.READER_RENEW_S)
-
-    async def _cancel(
-        self, request_id: str, record: Record | None, unsure: RequestFacts | None
-    ) -> None:
-        if record is None or record.ended:
-            return
-        if unsure is not None and record.facts != unsure:
-            return  # another request with the same idempotency key was accepted
-        if unsure is None and record.facts and record.facts.detached:
-            return
-        await self._endings.end(request_id, State.CANCELLED, Reason.CLIENT_DISCONNECTED, record)
+                pause_s = max(self.settings.ingress.disconnect_grace_s, 2 * timings.READER_RENEW_S)
 
     def _is_read_here(self, request_id: str) -> bool:
-        return request_id in self._arriving or request_id in self._followers.request_ids
+        return request_id in self.arriving or request_id in self.followers.request_ids
 
     async def _is_read(self, request_id: str) -> bool:
         """Whether somebody reads the request here or at another ingress that lives.
@@ -206,18 +187,25 @@ class Disconnects:
         """
         if self._is_read_here(request_id):
             return True
-        key = readers_key(self._settings.namespace, request_id)
-        began_s, known = self._clock.local.monotonic_s(), (self._clock.now_ms(), "+inf")
-        asked = [("ZREM", key, self._ingress_id), ("ZRANGEBYSCORE", key, *known)]
-        _, readers = all_answered(await self._link.call(asked))
+        key = readers_key(self.settings.namespace, request_id)
+        began_s, known = self.clock.local.monotonic_s(), (self.clock.now_ms(), "+inf")
+        asked = [("ZREM", key, self.ingress_id), ("ZRANGEBYSCORE", key, *known)]
+        _, readers = all_answered(await self.link.call(asked))
         self._written.pop(request_id, None)
         if self._is_read_here(request_id):  # since
             return True
-        members = self._members()
+        members = self.members()
         if any(name.encode() in readers for name in members.living):
             return True
         if readers and not members.trusted:
             raise RedisUnavailable("who lives is not certain")
-        if self._clock.local.monotonic_s() - began_s > timings.READER_SLOW_S:
+        if self.clock.local.monotonic_s() - began_s > timings.READER_SLOW_S:
             raise RedisUnavailable("Redis answers late")
         return False
+
+
+def _is_its_clients(facts: RequestFacts | None, unsure: RequestFacts | None) -> bool:
+    """Whether a request ends with its client. If it is unsure what was accepted, it may be another
+    request with the same idempotency key.
+    """
+    return facts == unsure if unsure is not None else facts is None or not facts.detached

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
@@ -63,10 +64,6 @@ class Stage(Enum):
         return self is not Stage.WAITING
 
 
-class _Overdue(Exception):
-    """The deadline has passed while Redis was unreachable."""
-
-
 class Parts(NamedTuple):
     """What all exchanges of one ingress use."""
 
@@ -76,43 +73,33 @@ class Parts(NamedTuple):
     unread: ConnectionLimit
 
 
+@dataclass(eq=False)
 class Exchange:
-    """An ASGI response.
+    """An ASGI response."""
 
-    Args:
-        path: the endpoint, which determines how a stream ends.
-        facts: of the request; None where they are not known.
-        as_events: answer with server-sent events whatever the engine's response is
-            (`/v1/requests/{id}/events`, and requests with `stream: true` after the first
-            heartbeat).
-        begun: called once, when a worker has started the request, or none will.
+    parts: Parts
+    follower: Follower
+    path: str
+    """The endpoint, which determines how a stream ends."""
+    facts: RequestFacts | None
+    """Of the request; None where they are not known."""
+    streamed: bool
+    as_events: bool = False
+    """Answer with server-sent events whatever the engine's response is
+    (`/v1/requests/{id}/events`, and requests with `stream: true` after the first heartbeat).
     """
+    begun: Callable[[], None] | None = None
+    """Called once, when a worker has started the request, or none will."""
+    status: int = field(default=0, init=False)
+    """HTTP status, once the response has begun."""
+    refusal: RequestRefused | None = field(default=None, init=False)
+    """What the client was told instead of a response."""
 
-    def __init__(
-        self,
-        parts: Parts,
-        follower: Follower,
-        path: str,
-        facts: RequestFacts | None,
-        streamed: bool,
-        as_events: bool = False,
-        begun: Callable[[], None] | None = None,
-    ) -> None:
-        self.follower = follower
-        self.facts = facts
-        self.status = 0
-        """HTTP status, once the response has begun."""
-        self.refusal: RequestRefused | None = None
-        """What the client was told instead of a response."""
-        self._disconnects, self._deadlines, self._heartbeat_s, self._unread = parts
-        self._path = path
-        self._streamed = streamed
-        self._as_events = as_events
-        self._begun = begun
+    def __post_init__(self) -> None:
         self._stage = Stage.WAITING
         self._overdue = False
         self._unread_bytes = 0
-        self._tenant = facts.tenant if facts is not None else ""
+        self._tenant = self.facts.tenant if self.facts is not None else ""
         self._alarm: asyncio.TimerHandle | None = None
         self._last_sent_s = SYSTEM.monotonic_s()
 
@@ -120,57 +107,52 @@ class Exchange:
         """Run until the request has ended, or until the client leaves (this task is then
         cancelled).
         """
-        try:
-            await self._answer(send, scope.get("extensions", {}).get(PUSH))
-        except RequestRefused as refusal:
-            self.refusal = refusal
-            await refusal_answer(refusal, self.own_headers())(scope, receive, send)
-
-    async def _answer(self, send: Send, push: Push | None) -> None:
         departed = True
         if self.facts is not None:
-            self._set_alarm(self._deadlines.due_in_s(self.facts.deadline_ms))
+            self._set_alarm(self.parts.deadlines.due_in_s(self.facts.deadline_ms))
         try:
-            await self._forward(send, push)
+            await self._forward(send, scope.get("extensions", {}).get(PUSH))
             departed = False
-        except _Overdue:
+        except RequestRefused as refusal:
             departed = False
-            raise RequestRefused(Reason.DEADLINE, MESSAGES[Reason.DEADLINE]) from None
+            self.refusal = refusal
         finally:
             self.follower.push = None
             if self._alarm is not None:
                 self._alarm.cancel()
             if self._unread_bytes:
-                self._unread.release(self._tenant, self._unread_bytes)
+                self.parts.unread.release(self._tenant, self._unread_bytes)
             self.leave(departed)
+        if self.refusal is not None:
+            await refusal_answer(self.refusal, self.own_headers())(scope, receive, send)
 
     async def until_begun(self) -> None:
         """Without a client: count among the requests that wait until a worker has started this
         one.
         """
         try:
-            while self._begun is not None:
+            while self.begun is not None:
                 await self._wait()
         finally:
             self.leave(departed=False)
 
     def leave(self, departed: bool) -> None:
         """The client has its answer or, if `departed`, has left before the end."""
-        settling = self._disconnects.left(self.follower, departed)
+        settling = self.parts.disconnects.left(self.follower, departed)
         if settling is None:
             self._has_begun()
         else:
             settling.add_done_callback(lambda _: self._has_begun())
 
     def _has_begun(self) -> None:
-        if self._begun is not None:
-            begun, self._begun = self._begun, None
+        if self.begun is not None:
+            begun, self.begun = self.begun, None
             begun()
 
     async def _wait(self) -> None:
         await self.follower.wait()
         reader = self.follower.reader
-        if self._begun is not None and (reader.attempt or reader.ending) is not None:
+        if self.begun is not None and (reader.attempt or reader.ending) is not None:
             self._has_begun()
 
     # -- the deadline -----------------------------------------------------------------------------
@@ -186,18 +168,18 @@ class Exchange:
 
     async def _expire(self) -> None:
         """The deadline has passed and no other process has ended the request: end it here, whatever
-        it waits for. `_Overdue`: Redis does not answer, or nobody can read the journal, and the
+        it waits for. Refuse it if Redis does not answer, or nobody can read the journal, and the
         client has received nothing yet.
         """
         self._overdue = False
         try:
             async with asyncio.timeout(timings.EXPIRE_WITHIN_S):
-                await self._deadlines.end(self.follower.request_id)
+                await self.parts.deadlines.end(self.follower.request_id)
                 await self.follower.catch_up()
         except (RedisUnavailable, Unreadable, TimeoutError):
             if not self._stage.begun:
-                self._deadlines.owe(self.follower.request_id)
-                raise _Overdue from None
+                self.parts.deadlines.owe(self.follower.request_id)
+                raise RequestRefused(Reason.DEADLINE, MESSAGES[Reason.DEADLINE]) from None
         if self.follower.reader.ending is None:
             # a part was sent, so its end must come from the journal
             self._set_alarm(timings.EXPIRE_WITHIN_S)
@@ -231,10 +213,10 @@ class Exchange:
                 await self._finish(send, whole)
                 return
             sent_s = max(self._last_sent_s, self.follower.pushed_at)
-            if self._streamed and SYSTEM.monotonic_s() - sent_s >= self._heartbeat_s:
+            if self.streamed and SYSTEM.monotonic_s() - sent_s >= self.parts.heartbeat_s:
                 last, request_id = max(reader.last_event, reader.seen), self.follower.request_id
                 begun = self._stage.begun or last > 0
-                sign = sign_of_life(self._path, request_id, self.facts, last, begun)
+                sign = sign_of_life(self.path, request_id, self.facts, last, begun)
                 await self._send(send, _EVENT_STREAM, sign)
             if self._overdue:
                 await self._expire()
@@ -247,15 +229,15 @@ class Exchange:
         """
         if size > max(self._unread_bytes, timings.LARGE_BYTES):
             if not (self._stage.begun or self._unread_bytes):
-                self._unread.check(self._tenant)
-            self._unread.count(self._tenant, size - self._unread_bytes)
+                self.parts.unread.check(self._tenant)
+            self.parts.unread.count(self._tenant, size - self._unread_bytes)
             self._unread_bytes = size
 
     def _passes_on(self) -> bool:
         """Whether a long answer that is not a stream can be sent before all of it is read."""
         reader = self.follower.reader
         complete = reader.ending is not None and reader.ending.state is State.COMPLETED
-        ours = self._as_events or self._stage is Stage.STREAMING
+        ours = self.as_events or self._stage is Stage.STREAMING
         return complete and reader.head is not None and not ours
 
     async def _finish(self, send: Send, held: bytes) -> None:
@@ -270,18 +252,18 @@ class Exchange:
             if completed:
                 await self._send(send, head, held, more=False)
             return  # otherwise the server ends the connection before the answer is complete
-        as_events = self._stage.begun or self._as_events
+        as_events = self._stage.begun or self.as_events
         whole = head is not None and not head.streamed and (completed or held)
         if head is not None and whole and not as_events:
             await self._send(send, head, held, more=False)
             return
-        if whole and (completed or not self._streamed):
+        if whole and (completed or not self.streamed):
             last, tail, held = 0, body_event(held), b""
         elif not completed:
             if not as_events:
                 raise RequestRefused(ending.reason or Reason.INTERNAL, ending.message)
             last, reason = reader.last_event, ending.reason or Reason.INTERNAL
-            tail = error_events(reason, ending.message, last, self._path)
+            tail = error_events(reason, ending.message, last, self.path)
         else:
             last, tail = reader.last_event, b""
         end = last + tail.count(SEPARATOR)
@@ -289,7 +271,7 @@ class Exchange:
             message = f"Event {reader.seen} is not in the journal, which ends with event {end}."
             if not self._stage.begun:
                 raise RequestRefused(Reason.JOURNAL_LOST, message)
-            tail = error_events(Reason.JOURNAL_LOST, message, end, self._path)
+            tail = error_events(Reason.JOURNAL_LOST, message, end, self.path)
         else:
             tail = after_event(tail, last + 1, reader.seen)
         if not tail and reader.seen and not self._stage.begun:
@@ -321,11 +303,9 @@ class Exchange:
     def own_headers(self) -> dict[str, str]:
         """Headers with what is known of the request so far."""
         reader, facts = self.follower.reader, self.facts
-        headers = {"x-request-id": self.follower.request_id}
-        if facts is not None:
-            headers["x-hermes-class"] = facts.request_class
-            if facts.client_request_id and not self._as_events:
-                headers["x-client-request-id"] = facts.client_request_id
+        headers = known_headers(self.follower.request_id, facts)
+        if self.as_events:
+            headers.pop("x-client-request-id", None)
         if reader.attempt is not None:
             admitted_ms = facts.admitted_ms if facts is not None else 0
             headers["x-hermes-replica"] = reader.attempt.replica
@@ -338,25 +318,28 @@ class Exchange:
         return headers
 
 
+def known_headers(request_id: str, facts: RequestFacts | None) -> dict[str, str]:
+    """The headers of an answer to a request that was accepted."""
+    headers = {"x-request-id": request_id}
+    if facts is not None:
+        headers["x-hermes-class"] = facts.request_class
+        if facts.client_request_id:
+            headers["x-client-request-id"] = facts.client_request_id
+    return headers
+
+
+@dataclass(eq=False)
 class Exchanges:
     """The exchanges of one ingress: with clients that submit a request or join an earlier one, and
     the places of requests that go on without a client.
     """
 
-    def __init__(
-        self,
-        admission: Admission,
-        followers: Followers,
-        parts: Parts,
-        redis: RedisWatch,
-        within_s: float,
-    ) -> None:
-        self._admission = admission
-        self._followers = followers
-        self._parts = parts
-        self._redis = redis
-        self._within_s = within_s
-        self._waiting: set[asyncio.Task[None]] = set()
+    admission: Admission
+    followers: Followers
+    parts: Parts
+    redis: RedisWatch
+    within_s: float
+    _waiting: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     async def stop(self) -> None:
         """No longer follow requests in the background; they go on."""
@@ -369,33 +352,36 @@ class Exchanges:
             RequestRefused: as `Admission.submit`, `body_too_large` if Redis takes no such value,
                 and `journal_unavailable`.
         """
-        size_bytes = len(submission.body)
-        if size_bytes >= self._redis.sizes.refused_bytes:
-            raise _too_large(size_bytes)
+        size_bytes, why = len(submission.body), self.redis.refused
+        fits = size_bytes < self.redis.sizes.refused_bytes
         try:
-            if self._redis.refused:
-                raise RedisUnavailable(self._redis.refused)
-            async with asyncio.timeout(self._within_s):
-                try:
-                    receipt = await self._admission.submit(submission)
-                    return await self._attached(submission, receipt)
-                except RedisUnavailable:
-                    if not await self._takes_no(size_bytes):
-                        raise
-            raise _too_large(size_bytes)
+            if fits and not why:
+                async with asyncio.timeout(self.within_s):
+                    try:
+                        receipt = await self.admission.submit(submission)
+                        return await self._attached(submission, receipt)
+                    except RedisUnavailable as error:
+                        fits, why = not await self._takes_no(size_bytes), str(error)
         except (RedisUnavailable, TimeoutError) as error:
-            self._redis.doubt()
-            facts = submission.facts
-            log.warning(
-                "request refused: journal_unavailable: %s",
-                str(error) or f"not accepted in {self._within_s:g} s",
-                extra=about("", facts.tenant, Reason.JOURNAL_UNAVAILABLE, facts.trace),
-            )
+            why = str(error) or f"not accepted in {self.within_s:g} s"
+        if not fits:
             raise RequestRefused(
-                Reason.JOURNAL_UNAVAILABLE,
-                "The service cannot accept requests at the moment; please try again.",
-                retry_after_s=timings.RETRY_AFTER_S,
-            ) from None
+                Reason.BODY_TOO_LARGE,
+                f"The request body has {size_bytes:,} bytes, more than the service's storage takes "
+                "at a time; shorten the request.",
+            )
+        self.redis.doubt()
+        facts = submission.facts
+        log.warning(
+            "request refused: journal_unavailable: %s",
+            why,
+            extra=about("", facts.tenant, Reason.JOURNAL_UNAVAILABLE, facts.trace),
+        )
+        raise RequestRefused(
+            Reason.JOURNAL_UNAVAILABLE,
+            "The service cannot accept requests at the moment; please try again.",
+            retry_after_s=timings.RETRY_AFTER_S,
+        )
 
     async def submit_detached(self, submission: Submission) -> tuple[str, RequestFacts]:
         """The same for a request that goes on without its client: its id and facts.
@@ -425,35 +411,26 @@ class Exchanges:
         """The exchange with a client that reads any request after event `seen`. `over`: whether it
         has ended. Raises `RedisUnavailable`.
         """
-        follower = await self._parts.disconnects.attach(request_id, seen, over)
+        follower = await self.parts.disconnects.attach(request_id, seen, over)
         facts = follower.reader.facts
         streamed = as_events or (facts is not None and facts.streamed)
-        return Exchange(self._parts, follower, path, facts, streamed, as_events)
+        return Exchange(self.parts, follower, path, facts, streamed, as_events)
 
     async def _attached(self, submission: Submission, receipt: Receipt) -> Exchange:
         request_id, facts, begun, repeat, over = receipt
         if repeat:
             seen = submission.seen
-            follower = await self._parts.disconnects.attach(request_id, seen, over)
+            follower = await self.parts.disconnects.attach(request_id, seen, over)
         else:
-            follower = self._followers.follow_new(request_id)
+            follower = self.followers.follow_new(request_id)
         continued = facts.streamed and submission.seen > 0
         path = submission.line.path
-        return Exchange(self._parts, follower, path, facts, facts.streamed, continued, begun)
+        return Exchange(self.parts, follower, path, facts, facts.streamed, continued, begun)
 
     async def _takes_no(self, size_bytes: int) -> bool:
         """Whether a request was not accepted because of its size, although all else works."""
-        if size_bytes <= timings.LARGE_BYTES or not self._redis.usable:
-            return False
-        return await self._redis.sizes.refuses(size_bytes)
-
-
-def _too_large(size_bytes: int) -> RequestRefused:
-    return RequestRefused(
-        Reason.BODY_TOO_LARGE,
-        f"The request body has {size_bytes:,} bytes, more than the service's storage takes at a "
-        "time; shorten the request.",
-    )
+        large = size_bytes > timings.LARGE_BYTES and self.redis.usable
+        return large and await self.redis.sizes.refuses(size_bytes)
 
 
 def refusal_answer(

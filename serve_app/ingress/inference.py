@@ -63,15 +63,12 @@ class InferenceEndpoint:
     tracing: Tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = {
-            name.decode("latin-1").lower(): value.decode("latin-1")
-            for name, value in scope["headers"]
-        }
+        decoded = ((k.decode("latin-1"), v.decode("latin-1")) for k, v in scope["headers"])
+        headers = {name.lower(): value for name, value in decoded}
         path = scope["path"]
         what = {"http.request.method": "POST", "http.route": path, "url.path": path}
-        with self.tracing.begin(
-            f"POST {path}", headers.get("traceparent", ""), what, SERVER
-        ) as span:
+        parent = headers.get("traceparent", "")
+        with self.tracing.begin(f"POST {path}", parent, what, SERVER) as span:
             answer, ignored = await self._submit(scope, receive, headers, span)
             if ignored:
                 send = _naming(ignored, send)
@@ -122,17 +119,15 @@ class InferenceEndpoint:
         return exchange, ignored
 
 
+@dataclass(eq=False)
 class Submissions:
     """Creates the submissions of one ingress. `wake`: the channel on which it learns of new journal
     entries.
     """
 
-    def __init__(self, settings: Settings, wake: str, clock: RedisClock) -> None:
-        self._model = settings.model.name
-        self._ingress = settings.ingress
-        self._journal = settings.journal
-        self._wake = wake
-        self._clock = clock
+    settings: Settings
+    wake: str
+    clock: RedisClock
 
     def of(
         self,
@@ -155,16 +150,16 @@ class Submissions:
         background = _in_background(path, request)
         detached = background or prefers_async(headers.get("prefer", ""))
         stored = self._stores(path, request, background)
-        now_ms = self._clock.now_ms()
+        now_ms = self.clock.now_ms()
         facts = RequestFacts(
-            request_class=self._request_class(caller, headers, request),
+            request_class=_request_class(caller, headers, request),
             tenant=caller.id,
             session=session_key(headers, request),
-            model=self._model,
+            model=self.settings.model.name,
             streamed=request.get("stream") is True,
             admitted_ms=now_ms,
             deadline_ms=now_ms + int(self._timeout_s(headers, detached) * 1000),
-            wake=self._wake,
+            wake=self.wake,
             client_request_id=headers.get("x-request-id", "")[:_MAX_ID_CHARS],
             trace=trace,
             key=caller.key_id,
@@ -185,23 +180,21 @@ class Submissions:
         )
 
     def again(self, earlier: RequestFacts) -> RequestFacts:
-        """The facts of a request that is sent again without a client, with as much time as it
-        had.
-
-        Raises:
-            RequestRefused: `model_not_found`, if it is for another service of the namespace.
+        """The facts of a request that is sent again without a client, with as much time as it had;
+        `model_not_found` if it is for another service of the namespace.
         """
-        if earlier.model != self._model:
-            message = f"The request is for '{earlier.model}'; '{self._model}' is served here."
+        model = self.settings.model.name
+        if earlier.model != model:
+            message = f"The request is for '{earlier.model}'; '{model}' is served here."
             raise RequestRefused(Reason.MODEL_NOT_FOUND, message, param="model")
-        now_ms = self._clock.now_ms()
+        now_ms = self.clock.now_ms()
         return msgspec.structs.replace(
             earlier,
             admitted_ms=now_ms,
             deadline_ms=now_ms + earlier.deadline_ms - earlier.admitted_ms,
-            wake=self._wake,
+            wake=self.wake,
             detached=True,
-            retention_s=earlier.retention_s or self._journal.background_retention_s,
+            retention_s=earlier.retention_s or self.settings.journal.background_retention_s,
         )
 
     def _stores(self, path: str, request: Mapping[str, Any], background: bool) -> bool:
@@ -214,44 +207,35 @@ class Submissions:
                 "'store', or 'background'.",
                 param="background",
             )
-        usual = path == RESPONSES and self._journal.store_responses
-        return background or (
-            path in _STORED_PATHS and (usual if wanted is None else wanted is True)
-        )
-
-    def _request_class(
-        self, caller: Tenant, headers: Mapping[str, str], request: Mapping[str, Any]
-    ) -> str:
-        named = headers.get("x-hermes-class")
-        if named is None:
-            return SERVICE_TIERS.get(str(request.get("service_tier")), DEFAULT_CLASS)
-        if named not in CLASSES:
-            raise RequestRefused(
-                Reason.INVALID_REQUEST,
-                f"The header x-hermes-class must be one of {', '.join(PUBLIC_CLASSES)}, not "
-                f"'{named[:40]}'.",
-                param="x-hermes-class",
-            )
-        if named not in caller.classes:
-            raise RequestRefused(
-                Reason.KEY_NOT_PERMITTED,
-                f"Requests of the class '{named}' are for the operators of this service; please "
-                f"use one of {', '.join(PUBLIC_CLASSES)}.",
-                param="x-hermes-class",
-            )
-        return named
+        if wanted is None:
+            wanted = path == RESPONSES and self.settings.journal.store_responses
+        return background or (path in _STORED_PATHS and wanted is True)
 
     def _timeout_s(self, headers: Mapping[str, str], detached: bool) -> float:
-        settings = self._ingress
-        usual_s, most_s = settings.request_timeout_s, settings.max_request_timeout_s
+        ingress = self.settings.ingress
+        usual_s, most_s = ingress.request_timeout_s, ingress.max_request_timeout_s
         if detached:
-            usual_s = most_s = settings.background_timeout_s
+            usual_s = most_s = ingress.background_timeout_s
         return min(seconds(headers, "x-request-timeout-seconds") or usual_s, most_s)
 
     def _retention_s(self, headers: Mapping[str, str]) -> float:
-        wanted_s = seconds(headers, "x-hermes-retention-seconds")
-        journal = self._journal
+        wanted_s, journal = seconds(headers, "x-hermes-retention-seconds"), self.settings.journal
         return min(wanted_s or journal.background_retention_s, journal.max_retention_s)
+
+
+def _request_class(caller: Tenant, headers: Mapping[str, str], request: Mapping[str, Any]) -> str:
+    named = headers.get("x-hermes-class")
+    if named is None:
+        return SERVICE_TIERS.get(str(request.get("service_tier")), DEFAULT_CLASS)
+    if named in caller.classes:
+        return named
+    public, param = ", ".join(PUBLIC_CLASSES), "x-hermes-class"
+    if named not in CLASSES:
+        message = f"The header x-hermes-class must be one of {public}, not '{named[:40]}'."
+        raise RequestRefused(Reason.INVALID_REQUEST, message, param=param)
+    message = f"Requests of the class '{named}' are for the operators of this service; "
+    message += f"please use one of {public}."
+    raise RequestRefused(Reason.KEY_NOT_PERMITTED, message, param=param)
 
 
 def _in_background(path: str, request: Mapping[str, Any]) -> bool:

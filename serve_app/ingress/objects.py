@@ -34,9 +34,10 @@ def invalid(param: str, why: str) -> RequestRefused:
     return RequestRefused(Reason.INVALID_REQUEST, message, param=param)
 
 
-def not_found(what: str, name: str) -> RequestRefused:
-    message = f"{what} with id '{name[:80]}' not found."
-    return RequestRefused(Reason.NOT_FOUND, message, param="id")
+def not_found(
+    what: str, name: str, param: str = "id", reason: Reason = Reason.NOT_FOUND
+) -> RequestRefused:
+    return RequestRefused(reason, f"{what} with id '{name[:80]}' not found.", param=param)
 
 
 def listing(

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from serve_app import timings
 from serve_app.contract import CHATS, RESPONSES, Reason, State
 from serve_app.errors import RequestRefused, Unreadable
-from serve_app.ingress.connection_limits import Uploads
-from serve_app.ingress.event_streams import EventStreams
+from serve_app.ingress.connection_limits import ConnectionLimits, Uploads
+from serve_app.ingress.exchange import Exchanges, known_headers
 from serve_app.ingress.objects import (
     CHAT,
     RESPONSE,
@@ -57,18 +60,69 @@ _Limit = Annotated[int, Query(ge=1, le=100)]
 _Id = Annotated[str, Query(max_length=200)]
 
 
-def as_json(
-    streams: EventStreams, request: Request, make: Callable[[], Awaitable[Any]]
-) -> Response:
-    """An answer that may be as large as what is stored: an object, or one that is encoded."""
+class _Reading(Response):
+    """Holds a place among `ingress.max_readers` while it answers. FastAPI returns it unchanged."""
 
-    async def encoded() -> bytes:
-        made = await make()
-        if isinstance(made, bytes):
-            return made
-        return await asyncio.to_thread(msgspec.json.encode, made)
+    def __init__(self, place: AbstractContextManager[None], answer: ASGIApp) -> None:
+        super().__init__()
+        self._place = place
+        self._answer = answer
 
-    return streams.json(request.state.tenant, encoded)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._place:
+            await self._answer(scope, receive, send)
+
+
+class Readers:
+    """Answers whoever reads what is stored at one ingress: with a request's events, or with JSON
+    that may be as large as what is stored.
+    """
+
+    def __init__(self, exchanges: Exchanges, limits: ConnectionLimits) -> None:
+        self._exchanges = exchanges
+        self._unread = limits.unread
+        self._making = asyncio.Lock()
+        """One at a time: making 6 MB of JSON holds Python's lock for 10 ms again and again."""
+        self.connections = limits.event_readers
+
+    def events(
+        self, request: Request, request_id: str, record: Record, seen: int, as_events: bool = True
+    ) -> Response:
+        """The response of a request after event `seen`. `as_events`: whether also an answer that
+        was not streamed comes as an event.
+        """
+        tenant = request.state.tenant
+
+        async def run(scope: Scope, receive: Receive, send: Send) -> None:
+            if record.ended:
+                self._unread.check(tenant)
+            its = request_id, record.path, seen, record.ended
+            exchange = await self._exchanges.attach(*its, as_events)
+            await exchange(scope, receive, send)
+
+        return _Reading(self.connections.hold(tenant), run)
+
+    def json(self, request: Request, make: Callable[[], Awaitable[Any]]) -> Response:
+        """What `make` makes, an object or one that is encoded, once there is room for another
+        reader and for that.
+        """
+        tenant = request.state.tenant
+
+        async def run(scope: Scope, receive: Receive, send: Send) -> None:
+            async with self._making:
+                self._unread.check(tenant)
+                made = await make()
+                if not isinstance(made, bytes):
+                    made = await asyncio.to_thread(msgspec.json.encode, made)
+                answer = Response(made, media_type="application/json")
+                size = len(answer.body) if len(answer.body) > timings.LARGE_BYTES else 0
+                self._unread.count(tenant, size)
+            try:
+                await answer(scope, receive, send)
+            finally:
+                self._unread.release(tenant, size)
+
+        return _Reading(self.connections.hold(tenant), run)
 
 
 # -- whose it is ----------------------------------------------------------------------------------
@@ -103,7 +157,7 @@ async def _behind(
 # -- requests -------------------------------------------------------------------------------------
 
 
-def request_routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIRouter:
+def request_routes(store: JournalStore, endings: Endings, readers: Readers) -> APIRouter:
     router = APIRouter(tags=["requests"])
 
     @router.get("/v1/requests", summary="Your latest requests, newest first")
@@ -140,7 +194,7 @@ def request_routes(store: JournalStore, endings: Endings, streams: EventStreams)
         record = await record_of(store, request_id, request.state.tenant)
         if request.state.head:  # without waiting for an event
             return Response(media_type="text/event-stream")
-        return streams.events(request_id, request.state.tenant, seen, record)
+        return readers.events(request, request_id, record, seen)
 
     @router.get(
         "/v1/requests/{request_id}/response",
@@ -150,7 +204,7 @@ def request_routes(store: JournalStore, endings: Endings, streams: EventStreams)
         record = await record_of(store, request_id, request.state.tenant)
         if request.state.head:
             return Response()
-        return streams.events(request_id, request.state.tenant, 0, record, as_events=False)
+        return readers.events(request, request_id, record, 0, as_events=False)
 
     @router.delete("/v1/requests/{request_id}", summary="Cancel a request")
     async def cancel(request_id: str, request: Request) -> JSONResponse:
@@ -184,18 +238,10 @@ async def _look(
             yield found if found and wanted.items() <= found.items() else None
 
 
-def _known_headers(request_id: str, facts: RequestFacts) -> dict[str, str]:
-    """The headers of an answer to a request that was accepted just now."""
-    headers = {"x-request-id": request_id, "x-hermes-class": facts.request_class}
-    if facts.client_request_id:
-        headers["x-client-request-id"] = facts.client_request_id
-    return headers
-
-
 def accepted(request_id: str, facts: RequestFacts) -> Response:
     """The answer to a request whose client does not wait."""
     headers = {
-        **_known_headers(request_id, facts),
+        **known_headers(request_id, facts),
         "location": f"/v1/requests/{request_id}",
         "preference-applied": "respond-async",
     }
@@ -209,11 +255,11 @@ def accepted(request_id: str, facts: RequestFacts) -> Response:
 async def queued(request_id: str, facts: RequestFacts, body: bytes) -> Response:
     """The answer to a response in the background that was accepted just now."""
     made = await asyncio.to_thread(unanswered_response, request_id, facts, body, State.QUEUED)
-    headers = _known_headers(request_id, facts)
+    headers = known_headers(request_id, facts)
     return Response(made, headers=headers, media_type="application/json")
 
 
-def response_routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIRouter:
+def response_routes(store: JournalStore, endings: Endings, readers: Readers) -> APIRouter:
     router = APIRouter(tags=["responses"])
 
     async def found(response_id: str, request: Request) -> tuple[str, Record]:
@@ -240,7 +286,7 @@ def response_routes(store: JournalStore, endings: Endings, streams: EventStreams
                 read = request_id, entries or record.entries, asked
                 return await asyncio.to_thread(response_object, *read)
 
-        return as_json(streams, request, make)
+        return readers.json(request, make)
 
     @router.get("/v1/responses/{response_id}", summary="A response, or its events")
     async def retrieve(
@@ -256,7 +302,7 @@ def response_routes(store: JournalStore, endings: Endings, streams: EventStreams
             if record.facts is None or not record.facts.streamed:
                 raise invalid("stream", "the response was not created with stream=true")
             seen = 0 if starting_after is None else starting_after + 1  # we count from 1
-            return streams.events(request_id, request.state.tenant, seen, record)
+            return readers.events(request, request_id, record, seen)
         return whole(request_id, request, record)
 
     @router.get("/v1/responses/{response_id}/input_items", summary="What a response was asked")
@@ -280,7 +326,7 @@ def response_routes(store: JournalStore, endings: Endings, streams: EventStreams
                     raise not_found("Response", response_id)
                 return await asyncio.to_thread(made, asked)
 
-        return as_json(streams, request, make)
+        return readers.json(request, make)
 
     @router.post("/v1/responses/{response_id}/cancel", summary="Cancel a response")
     async def cancel(response_id: str, request: Request) -> Any:
@@ -366,7 +412,7 @@ class _Chats:
 
 
 def chat_routes(
-    store: JournalStore, streams: EventStreams, uploads: Uploads, limits: RequestLimits
+    store: JournalStore, readers: Readers, uploads: Uploads, limits: RequestLimits
 ) -> APIRouter:
     router, chats = APIRouter(tags=["stored chat completions"]), _Chats(store)
 
@@ -391,31 +437,37 @@ def chat_routes(
             data, last, more = await wanted_page(ids, looks, limit)
             return listing(data, data[0]["id"] if data else None, last and CHAT + last, more)
 
-        return as_json(streams, request, make)
+        return readers.json(request, make)
 
     @router.get(CHATS + "/{chat_id}", summary="A stored chat completion")
     async def retrieve(chat_id: str, request: Request) -> Response:
         async def make() -> dict[str, Any]:
             return await chats.whole(*await chats.own(chat_id, request))
 
-        return as_json(streams, request, make)
+        return readers.json(request, make)
 
     @router.post(CHATS + "/{chat_id}", summary="Change its metadata")
     async def update(chat_id: str, request: Request) -> Response:
         with uploads.of(request.state.tenant) as upload:
             body = await upload.body(request.headers, request.receive)
-            metadata = _metadata_in(body, limits)
+        try:
+            change = read(body, limits)
+        except NotJson as error:
+            message = f"The body is not valid JSON: {error}."
+            raise RequestRefused(Reason.MALFORMED_JSON, message) from None
+        check(change, _UPDATE, limits)
+        metadata = change["metadata"] or {}
 
         async def make() -> dict[str, Any]:
             request_id, asked = await chats.own(chat_id, request)
             await store.set_metadata(request_id, msgspec.json.encode(metadata))
             return await chats.whole(request_id, asked._replace(metadata=metadata))
 
-        return as_json(streams, request, make)
+        return readers.json(request, make)
 
     @router.delete(CHATS + "/{chat_id}", summary="Forget it")
     async def delete(chat_id: str, request: Request) -> JSONResponse:
-        with streams.connections.hold(request.state.tenant):
+        with readers.connections.hold(request.state.tenant):
             request_id, _ = await chats.own(chat_id, request)
         await store.forget(request_id)
         return JSONResponse({"id": chat_id, "object": "chat.completion.deleted", "deleted": True})
@@ -436,17 +488,6 @@ def chat_routes(
                 named.append((name, {**message, "id": name}))
             return page(named, order, after, limit)
 
-        return as_json(streams, request, make)
+        return readers.json(request, make)
 
     return router
-
-
-def _metadata_in(body: bytes, limits: RequestLimits) -> dict[str, str]:
-    """The metadata that a chat completion shall have."""
-    try:
-        change = read(body, limits)
-    except NotJson as error:
-        message = f"The body is not valid JSON: {error}."
-        raise RequestRefused(Reason.MALFORMED_JSON, message) from None
-    check(change, _UPDATE, limits)
-    return change["metadata"] or {}

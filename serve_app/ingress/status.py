@@ -12,8 +12,7 @@ from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from serve_app import __version__
-from serve_app.admission.limits import AdmissionLimits
-from serve_app.admission.memory_limit import MemoryLimit
+from serve_app.admission.limits import AdmissionLimits, MemoryLimit
 from serve_app.clock import SYSTEM
 from serve_app.cluster.entrance import Entrance
 from serve_app.cluster.leases import Membership
@@ -22,12 +21,7 @@ from serve_app.contract import IngressLease, Reason
 from serve_app.errors import RedisUnavailable, RequestRefused
 from serve_app.journal.store import JournalStore
 from serve_app.loops import Loops
-from serve_app.observability.metrics_pages import (
-    CONTENT_TYPE,
-    Snapshots,
-    merge_pages,
-    queue_gauges,
-)
+from serve_app.observability.metrics_pages import CONTENT_TYPE, Snapshots, merge_pages, queue_gauges
 from serve_app.policy.classes import CLASSES
 from serve_app.redis.check import RedisWatch
 from serve_app.request_queue.queue import QueueDepths
@@ -58,31 +52,22 @@ class MetricsPage:
 
     async def _make(self) -> bytes:
         members, seen = self.membership.members, self.limits.memory.seen
-        names = [*members.names, *(one.name for one in members.workers)]
-        pages = await self.snapshots.pages(names)
-        queues, kept = await asyncio.gather(self._queue_state(), self._kept_bytes())
-        redis_bytes = (seen.used_bytes, seen.limit_bytes) if seen is not None else None
-        return await asyncio.to_thread(merge_pages, pages, queue_gauges(queues, redis_bytes, kept))
-
-    async def _queue_state(self) -> Mapping[str, tuple[int, int, int, float]]:
+        pages = await self.snapshots.pages([*members.names, *(one.name for one in members.workers)])
+        queues: dict[str, tuple[int, int, int, float]] = {}
+        kept: tuple[int, int] | None = None
         try:
             depths, _ = await self.depths.look()
+            for name in CLASSES:
+                if (depth := depths.get(name)) is not None:
+                    most = self.settings.queue.max_waiting(name)
+                    queues[name] = (depth.waiting, depth.claimed, most, depth.oldest_s)
+            bound_bytes = self.limits.kept_bound_bytes
+            bound = int(bound_bytes) if math.isfinite(bound_bytes) else 0
+            kept = (await self.store.kept("")).in_all, bound
         except RedisUnavailable:
-            return {}
-        most = self.settings.queue.max_waiting
-        return {
-            name: (depth.waiting, depth.claimed, most(name), depth.oldest_s)
-            for name in CLASSES
-            if (depth := depths.get(name)) is not None
-        }
-
-    async def _kept_bytes(self) -> tuple[int, int] | None:
-        bound_bytes = self.limits.kept_bound_bytes
-        try:
-            kept = await self.store.kept("")
-        except RedisUnavailable:
-            return None
-        return kept.in_all, int(bound_bytes) if math.isfinite(bound_bytes) else 0
+            pass  # the page lacks what Redis would say
+        redis_bytes = (seen.used_bytes, seen.limit_bytes) if seen is not None else None
+        return await asyncio.to_thread(merge_pages, pages, queue_gauges(queues, redis_bytes, kept))
 
 
 @dataclass
@@ -116,12 +101,8 @@ class Readiness:
         """Whether this ingress is ready, and as JSON why not."""
         counts = self._counts()
         problem = self._problem(counts["workers"])
-        warnings = [
-            *self.redis.warnings,
-            *self.memory.warnings,
-            *self.entrance.warnings,
-            *self.membership.members.beside(self.me),
-        ]
+        beside = self.membership.members.beside(self.me)
+        warnings = [*self.redis.warnings, *self.memory.warnings, *self.entrance.warnings, *beside]
         ready = problem is None
         return ready, {"ready": ready, "problem": problem, "warnings": warnings, **counts}
 
@@ -159,19 +140,25 @@ def routes(
     """
     router = APIRouter(tags=["status"])
 
+    def described() -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": MODELS_CREATED,
+            "owned_by": "hermes-serve",
+            "max_model_len": most_tokens() or None,  # vLLM's own field
+        }
+
     @router.get("/v1/models", summary="The models that are served")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_model(name, most_tokens())]}
+        return {"object": "list", "data": [described()]}
 
     @router.get("/v1/models/{model_id:path}", summary="One model")
     async def model(model_id: str) -> dict[str, Any]:
-        if model_id != name:
-            raise RequestRefused(
-                Reason.MODEL_NOT_FOUND,
-                f"The model '{model_id[:200]}' does not exist; '{name}' is served here.",
-                param="model",
-            )
-        return _model(name, most_tokens())
+        if model_id == name:
+            return described()
+        message = f"The model '{model_id[:200]}' does not exist; '{name}' is served here."
+        raise RequestRefused(Reason.MODEL_NOT_FOUND, message, param="model")
 
     @router.get("/healthz", summary="This process runs")
     async def healthz() -> dict[str, Any]:
@@ -195,13 +182,3 @@ def routes(
         return Response(await page.read(), media_type=CONTENT_TYPE)
 
     return router
-
-
-def _model(name: str, most_tokens: int) -> dict[str, Any]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": MODELS_CREATED,
-        "owned_by": "hermes-serve",
-        "max_model_len": most_tokens or None,  # vLLM's own field
-    }

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any, Literal
 
-import msgspec
 from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field, ValidationError
@@ -16,8 +15,8 @@ from starlette.responses import Response
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.contract import FINAL
-from serve_app.ingress.event_streams import EventStreams
 from serve_app.ingress.objects import invalid
+from serve_app.ingress.objects_api import Readers
 from serve_app.journal.usage import Row, Whose, sums
 from serve_app.policy.classes import BATCH
 from serve_app.redis.link import RedisLink
@@ -80,11 +79,11 @@ class _Asked(BaseModel):
         return tuple((name, known[name]) for name in self.group_by)
 
 
-def routes(namespace: str, link: RedisLink, clock: RedisClock, streams: EventStreams) -> APIRouter:
+def routes(namespace: str, link: RedisLink, clock: RedisClock, readers: Readers) -> APIRouter:
     """The endpoints. A page reads the rows of all tenants, so whoever asks counts as a reader."""
     router = APIRouter(tags=["usage"])
 
-    def page(tenant: str, asked: _Asked) -> Response:
+    def page(request: Request, asked: _Asked) -> Response:
         usual, most = _LIMITS[asked.bucket_width]
         if asked.limit is not None and asked.limit > most:
             raise invalid("limit", f"it must be at most {most} for this bucket_width")
@@ -96,9 +95,9 @@ def routes(namespace: str, link: RedisLink, clock: RedisClock, streams: EventStr
         shown = buckets[: asked.limit or usual]
         more = len(shown) < len(buckets)
 
-        async def make() -> bytes:
+        async def make() -> dict[str, Any]:
             found = await sums(link, namespace, shown, asked.group)
-            made = {
+            return {
                 "object": "page",
                 "data": [
                     {
@@ -112,20 +111,19 @@ def routes(namespace: str, link: RedisLink, clock: RedisClock, streams: EventStr
                 "has_more": more,
                 "next_page": f"{_PAGE}{shown[-1] + hours}" if more else None,
             }
-            return msgspec.json.encode(made)
 
-        return streams.json(tenant, make)
+        return readers.json(request, make)
 
     @router.get("/v1/usage", summary="What your requests have used, by hour or day")
     async def own(request: Request) -> Response:
-        asked, tenant = _Asked.of(request), request.state.tenant
-        return page(tenant, asked.model_copy(update={"project_ids": [tenant]}))
+        mine = {"project_ids": [request.state.tenant]}
+        return page(request, _Asked.of(request).model_copy(update=mine))
 
     @router.get("/v1/organization/usage/completions", summary="The same of all tenants, for admins")
     async def all_tenants(request: Request) -> Response:
         own = "; GET /v1/usage has your own"
         request.state.caller.check_admin("The usage of all tenants is", own)
-        return page(request.state.tenant, _Asked.of(request))
+        return page(request, _Asked.of(request))
 
     return router
 

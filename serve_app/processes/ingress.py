@@ -16,18 +16,12 @@ from serve_app.contract import Execute, IngressLease
 from serve_app.dispatch.attempts import Attempts, Quarantine
 from serve_app.dispatch.dispatcher import Dispatcher
 from serve_app.dispatch.unserved import Unserved
-from serve_app.ingress import (
-    dead_letters_api,
-    objects_api,
-    status,
-    usage_api,
-)
+from serve_app.ingress import dead_letters_api, objects_api, status, usage_api
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.app import build_app
 from serve_app.ingress.connection_limits import ConnectionLimits, Uploads
 from serve_app.ingress.conversations import Conversations
 from serve_app.ingress.disconnects import Disconnects
-from serve_app.ingress.event_streams import EventStreams
 from serve_app.ingress.exchange import Exchanges, Parts
 from serve_app.ingress.inference import InferenceEndpoint, Submissions
 from serve_app.ingress.slow_readers import SlowReaders
@@ -194,7 +188,7 @@ class IngressProcess:
             self.exchanges,
             base.tracing,
         )
-        streams = EventStreams(self.exchanges, self.connections)
+        readers = objects_api.Readers(self.exchanges, self.connections)
         routers = [
             status.routes(
                 self._id,
@@ -203,11 +197,11 @@ class IngressProcess:
                 self.readiness,
                 self.metrics,
             ),
-            objects_api.request_routes(base.store, self.endings, streams),
-            objects_api.response_routes(base.store, self.endings, streams),
-            objects_api.chat_routes(base.store, streams, self.uploads, settings.limits),
-            usage_api.routes(settings.namespace, base.link, base.clock, streams),
-            dead_letters_api.routes(self._dead, streams, self.exchanges, self.submissions.again),
+            objects_api.request_routes(base.store, self.endings, readers),
+            objects_api.response_routes(base.store, self.endings, readers),
+            objects_api.chat_routes(base.store, readers, self.uploads, settings.limits),
+            usage_api.routes(settings.namespace, base.link, base.clock, readers),
+            dead_letters_api.routes(self._dead, readers, self.exchanges, self.submissions.again),
         ]
         return build_app(
             settings,

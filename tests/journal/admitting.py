@@ -75,7 +75,7 @@ class StillIngress(IngressProcess):
         by then.
         """
         await self.membership._renew()
-        await asyncio.gather(*self.disconnects._tasks)
+        await asyncio.gather(*self.disconnects.tasks)
 
     async def close(self) -> None:
         """Stop what works without having been started."""

@@ -149,7 +149,7 @@ async def test_a_stream_in_the_background_goes_on_when_its_client_leaves(
         with suppress(httpx.ReadTimeout):
             await at.http.post("/v1/responses", json=body, timeout=0.3)
         await eventually(lambda: not at.ingress.followers.request_ids)
-        await eventually(lambda: not at.ingress._disconnects._tasks)
+        await eventually(lambda: not at.ingress._disconnects.tasks)
         (one,) = (await at.http.get("/v1/requests")).json()["data"]
         assert one["state"] == "queued"
 

@@ -70,7 +70,7 @@ async def test_whoever_reads_it_and_leaves_does_not_cancel_it(
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
         await eventually(lambda: not at.ingress.followers.request_ids)
-        await eventually(lambda: not at.ingress._disconnects._tasks)
+        await eventually(lambda: not at.ingress._disconnects.tasks)
         assert (await described(at, request_id))["state"] == "queued"
 
 

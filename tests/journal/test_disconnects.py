@@ -131,7 +131,7 @@ async def test_who_reads_at_an_ingress_that_has_died_reads_no_more_once_that_is_
         looks += 1
         return Members(trusted=looks > 2)
 
-    its.disconnects._members = members
+    its.disconnects.members = members
     its.disconnects.left(follower, departed=True)
     await its.quiet()
     assert looks == 3
@@ -180,7 +180,7 @@ async def test_a_client_that_comes_back_at_the_end_of_its_grace_is_not_cancelled
                 told.set()
                 await asyncio.wait(coming)
             else:  # it has not been written down yet
-                await eventually(lambda: its.disconnects._arriving)
+                await eventually(lambda: its.disconnects.arriving)
         return found
 
     async def reading(request_id: str) -> Any:
@@ -197,7 +197,7 @@ async def test_a_client_that_comes_back_at_the_end_of_its_grace_is_not_cancelled
         told.set()
         await asyncio.gather(*coming)
         assert await w.ending(name) == RUNS
-        assert not its.disconnects._arriving
+        assert not its.disconnects.arriving
         for task in coming:
             its.disconnects.left(task.result(), departed=True)
         if coming:
@@ -241,16 +241,16 @@ async def test_a_detached_request_that_is_accepted_at_a_repeat_is_no_longer_doub
 ) -> None:
     """At the first time it got a 503, although Redis has it."""
     async with at_a_cable(w) as (its, cable):
-        its.disconnects._settings = w.settings.model_copy(
+        its.disconnects.settings = w.settings.model_copy(
             update={"ingress": w.settings.ingress.model_copy(update={"disconnect_grace_s": 3600})}
         )
         cable.cut("EVAL", UNANSWERED)
         with pytest.raises(RequestRefused):
             await its.post("a key", prefer="respond-async")
-        assert its.disconnects._tasks
+        assert its.disconnects.tasks
         follower, facts = await its.post("a key", prefer="respond-async")
         assert facts.detached
-        await eventually(lambda: not its.disconnects._tasks)
+        await eventually(lambda: not its.disconnects.tasks)
         assert len(its.limits.waiting) == 0
         assert await w.ending(follower.request_id) == RUNS
 
@@ -286,7 +286,7 @@ async def test_where_redis_cannot_be_reached_nothing_is_left_to_look_after(names
     ):
         with pytest.raises(RequestRefused):
             await its.post()
-        assert not its.disconnects._tasks
+        assert not its.disconnects.tasks
 
 
 async def test_a_client_that_leaves_does_not_cancel_what_another_has_admitted_under_its_key(

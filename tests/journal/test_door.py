@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from serve_app import timings
-from serve_app.admission.memory_limit import MemoryLimit
+from serve_app.admission.limits import MemoryLimit
 from serve_app.ingress.connection_limits import Upload
 from serve_app.policy.classes import CLASSES
 from tests.journal.in_process import Door, door, in_process, settings_of

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from serve_app.admission.limits import AdmissionLimits, Place, WaitingLimits
-from serve_app.admission.memory_limit import MemoryLimit
+from serve_app.admission.limits import AdmissionLimits, MemoryLimit, Place
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
 from serve_app.redis.replies import FIELDS, Memory, parse_info, warnings
@@ -154,19 +152,19 @@ def test_a_redis_that_refuses_info_is_a_warning() -> None:
     assert parse_info(b"# Memory\r\nused_memory:100\r\n\r\n") == {"used_memory": "100"}
 
 
-def room(required: bool = True, ingresses: int = 1, **queue: Any) -> WaitingLimits:
+def room(required: bool = True, ingresses: int = 1, **queue: Any) -> AdmissionLimits:
     auth = {"required": required, "keys_file": "keys"}
-    found = WaitingLimits(Settings.model_validate({"auth": auth, "queue": queue}))
-    found.divide(ingresses, math.inf)
+    found = AdmissionLimits(Settings.model_validate({"auth": auth, "queue": queue}))
+    found.ingresses = ingresses
     return found
 
 
 def fill(
-    found: WaitingLimits, tenant: str, body_bytes: int, request_class: str = "standard"
+    found: AdmissionLimits, tenant: str, body_bytes: int, request_class: str = "standard"
 ) -> tuple[int, Reason]:
     """How many requests are admitted before one is refused, and the reason."""
     for number in range(10_000):
-        reason = refused(found.enter, tenant, request_class, body_bytes)
+        reason = refused(found.wait, tenant, request_class, body_bytes)
         if reason is not None:
             return number, reason
     raise AssertionError("there is no bound")
@@ -185,15 +183,15 @@ def test_a_tenant_has_its_share_of_the_bytes_that_may_wait_and_no_more(
 def test_a_tenants_share_of_the_line_is_in_sequences() -> None:
     """Of an embeddings request with 2,048 texts count as many as an engine runs at a time (128)."""
     found = room(max_waiting_standard=1_000, max_tenant_share=0.5)
-    assert refused(found.enter, "acme", "standard", 10, 2_048) is None
-    assert refused(found.enter, "acme", "standard", 10, 128) is None
-    place = found.enter("acme", "standard", 10, 240)
-    assert refused(found.enter, "acme", "standard", 10, 128) is Reason.TENANT_LIMIT
-    assert refused(found.enter, "umbrella", "standard", 10, 128) is None
+    assert refused(found.wait, "acme", "standard", 10, 2_048) is None
+    assert refused(found.wait, "acme", "standard", 10, 128) is None
+    place = found.wait("acme", "standard", 10, 240)
+    assert refused(found.wait, "acme", "standard", 10, 128) is Reason.TENANT_LIMIT
+    assert refused(found.wait, "umbrella", "standard", 10, 128) is None
     found.leave(place)
-    assert refused(found.enter, "acme", "standard", 10, 128) is None
-    assert refused(found.enter, "acme", "standard", 10, 117) is Reason.TENANT_LIMIT
-    assert refused(found.enter, "acme", "standard", 10, 116) is None
+    assert refused(found.wait, "acme", "standard", 10, 128) is None
+    assert refused(found.wait, "acme", "standard", 10, 117) is Reason.TENANT_LIMIT
+    assert refused(found.wait, "acme", "standard", 10, 116) is None
 
 
 def test_without_api_keys_only_the_class_is_bounded() -> None:
@@ -203,25 +201,25 @@ def test_without_api_keys_only_the_class_is_bounded() -> None:
 
 def test_leaving_frees_capacity_only_once() -> None:
     found = room(required=False, max_waiting_bytes_standard=10 * MIB)
-    places: list[Place] = [found.enter("default", "standard", MIB) for _ in range(10)]
+    places: list[Place] = [found.wait("default", "standard", MIB) for _ in range(10)]
     for _ in range(3):
         found.leave(places[0])
     assert fill(found, "default", MIB) == (1, Reason.QUEUE_FULL)
     for place in places:
         found.leave(place)
-    assert len(found) == 1
+    assert len(found.waiting) == 1
 
 
 def test_no_class_takes_more_than_half_of_redis() -> None:
     found = room(required=False)
-    found.divide(1, storage(0, limit=100 * MIB).room_bytes)
+    found.memory = storage(0, limit=100 * MIB)
     assert fill(found, "default", MIB) == (40, Reason.QUEUE_FULL)
     assert fill(found, "default", MIB, "batch") == (40, Reason.QUEUE_FULL)
 
 
 def test_the_first_always_has_room() -> None:
     found = room(ingresses=8, max_waiting_bytes_standard=1, max_waiting_standard=1)
-    assert refused(found.enter, "acme", "standard", 16 * MIB) is None
+    assert refused(found.wait, "acme", "standard", 16 * MIB) is None
 
 
 class Lines:

@@ -22,7 +22,6 @@ MODULES = {name.replace("/", "."): path for path, name in NAMES.items()}
 
 PURE = (
     "serve_app.settings",
-    "serve_app.admission.memory_limit",
     "serve_app.redis.keyspace",
     "serve_app.redis.replies",
     "serve_app.clock",
