@@ -42,7 +42,7 @@ class Loops:
     def keep(self, name: str, work: Work) -> asyncio.Task[None]:
         """Run `work()`, which never returns, until `end` with the returned task, or `stop`."""
         if self._telemetry is not None:
-            self._telemetry.loop_kept(name)
+            self._telemetry.of("hermes_loop_restarts", name)  # its series, at 0
         self._failed_s.setdefault(name, deque(maxlen=timings.LOOP_FAILURES))
         task = asyncio.create_task(self._run(name, work), name=name)
         self._kept[task] = name
@@ -95,7 +95,7 @@ class Loops:
     def _failed(self, name: str, error: BaseException | None) -> None:
         self._failed_s[name].append(self._clock.monotonic_s())
         if self._telemetry is not None:
-            self._telemetry.loop_restarted(name)
+            self._telemetry.count("hermes_loop_restarts", name)
         problem = "it returned" if error is None else repr(error)
         log.error("loop %s ended, restarting it: %s", name, problem, exc_info=error)
 

@@ -263,12 +263,11 @@ class Attempt:
         if self.facts.kept and level is None:
             level = 1  # an error, too, is kept for whoever comes later
         self.journal.stop(kind, reason, summary, level)
-        self._telemetry.processed(
-            self.facts.request_class,
-            self._monotonic_s() - self._opened_s,
-            (summary.ended_ms - self.facts.admitted_ms) / 1000,
-        )
-        self._telemetry.ended(self.facts.request_class, kind, reason)
+        took_s, request_class = self._monotonic_s() - self._opened_s, self.facts.request_class
+        in_all_s = (summary.ended_ms - self.facts.admitted_ms) / 1000
+        self._telemetry.observe("hermes_batch_processing_time_seconds", took_s, request_class)
+        self._telemetry.observe("hermes_end_to_end_time_seconds", in_all_s, request_class)
+        self._telemetry.count("hermes_requests_ended", request_class, kind, reason or "")
 
     def _refuse(self, failure: RequestRefused) -> None:
         """If no client can have seen any of a stream, the answer is the one that a request without
@@ -283,7 +282,7 @@ class Attempt:
     def _lose(self, why: CannotContinue | AnswerTooLarge) -> None:
         self.lost = why
         if isinstance(why, CannotContinue):
-            self._telemetry.lost(why.cause)
+            self._telemetry.count("hermes_requests_not_resumed", why.cause)
             extra = about(self.request_id, self.facts.tenant, why.reason)
             log.warning("request %s cannot be continued: %s", self.request_id, why, extra=extra)
 
@@ -382,7 +381,8 @@ class Attempt:
             self.first_output_ms = self._clock.now_ms()
             if not self.recorded.outputs:
                 waited_s = (self.first_output_ms - self.facts.admitted_ms) / 1000
-                self._telemetry.first_token(self.facts.request_class, waited_s)
+                its_class = self.facts.request_class
+                self._telemetry.observe("hermes_time_to_first_token_seconds", waited_s, its_class)
         elif index >= 0:
             cached_tokens = None
         self._outputs.append(

@@ -120,7 +120,7 @@ class LoopWatch:
 
     def _tell(self, request_id: str, seconds: float) -> None:
         if self._telemetry is not None:
-            self._telemetry.loop_held()
+            self._telemetry.count("hermes_event_loop_blocks")
         frame = sys._current_frames().get(self._loop_thread)
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "?"
         whose = request_id or "no request that is known"

@@ -171,7 +171,7 @@ class WorkerReplica:
         """How many sequences the engine may run, now that it has reported."""
         if report is not None:
             self._window.reported(report)
-        self._telemetry.engine_slots(self._window.slots)
+        self._telemetry.set("hermes_engine_slots", self._window.slots)
         return self._window.slots
 
     def load(self) -> dict[str, float]:
@@ -220,13 +220,13 @@ class WorkerReplica:
         """See `execute`. The attempt goes on without its caller."""
         task = asyncio.create_task(self._run(request_id, epoch, cause), name=f"work-{request_id}")
         self._running.add(task)
-        self._telemetry.working_on(len(self._running))
+        self._telemetry.set("hermes_in_flight_requests", len(self._running))
         task.add_done_callback(self._done)
         return task
 
     def _done(self, task: asyncio.Task[AttemptResult]) -> None:
         self._running.discard(task)
-        self._telemetry.working_on(len(self._running))
+        self._telemetry.set("hermes_in_flight_requests", len(self._running))
         if not task.cancelled():
             task.exception()  # retrieve the exception, because a dead caller will not
 

@@ -174,7 +174,7 @@ class Admission:
             raise
         finally:
             self.limits.answered(place)
-        self.telemetry.admitted(facts.request_class)
+        self.telemetry.count("hermes_requests_admitted", facts.request_class)
         extra = about(request_id, facts.tenant, trace=facts.trace)
         log.debug("request %s admitted: %s", request_id, facts.request_class, extra=extra)
         return Receipt(request_id, facts, begun)

@@ -211,7 +211,7 @@ class Attempts:
         """
         if this.cause is None:
             self._tell_wait(entry)
-        self._telemetry.attempted(this.epoch)
+        self._telemetry.count("hermes_attempts", "first" if this.epoch == 1 else "retry")
         async with AsyncExitStack() as stack:
             if this.quarantined:
                 self._stalls_for(entry, StallReason.TURN)
@@ -244,7 +244,7 @@ class Attempts:
     def _tell_wait(self, entry: QueueEntry) -> None:
         """How long a request has waited for its first start."""
         waited_s = self._clock.now_s() - entry.enqueued_ms / 1000
-        self._telemetry.claimed(entry.request_class, waited_s)
+        self._telemetry.observe("hermes_queue_wait_time_seconds", waited_s, entry.request_class)
         facts: Facts = {
             "hermes.request_id": entry.request_id,
             "hermes.class": entry.request_class,

@@ -118,7 +118,7 @@ class Guard:
 
     def note(self, refusal: RequestRefused, state: dict[str, Any]) -> None:
         """Count and log a refused request."""
-        self.telemetry.refused(refusal.reason)
+        self.telemetry.count("hermes_requests_refused", refusal.reason)
         log.info(
             "request refused: %s: %s",
             refusal.reason,
@@ -128,7 +128,7 @@ class Guard:
 
     def _note_defect(self, error: Exception) -> None:
         """Count and log a defect in our code."""
-        self.telemetry.refused(Reason.INTERNAL)
+        self.telemetry.count("hermes_requests_refused", Reason.INTERNAL)
         where = traceback.extract_tb(error.__traceback__)[-1]
         log.error(
             "request failed: internal: %r at %s:%d",

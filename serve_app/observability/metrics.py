@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import tomllib
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import (
     REGISTRY,
@@ -16,6 +18,7 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    Summary,
     disable_created_metrics,
     generate_latest,
 )
@@ -25,67 +28,42 @@ from prometheus_client.utils import floatToGoString
 
 from serve_app import __version__, timings
 from serve_app.clock import SYSTEM, Clock
-from serve_app.contract import NotResumed, Reason, State
+from serve_app.contract import NotResumed, Reason
 from serve_app.loops import Loops
 
-_TEXTS = {
-    "hermes_build_info": "Always 1; the version of this process's code.",
-    "hermes_requests_admitted": "Requests accepted: written to the journal and the queue.",
-    "hermes_requests_refused": "Requests refused before acceptance.",
-    "hermes_ignored_fields": "Unknown fields in requests, which were ignored (see "
-    "x-hermes-ignored).",
-    "hermes_requests_ended": "Requests that ended.",
-    "hermes_requests_not_resumed": "Requests that failed because no engine could resume an answer "
-    "that a client had begun.",
-    "hermes_attempts": "Attempts sent to workers: the `first` of a request, or a `retry` after one "
-    "was lost.",
-    "hermes_calls": "Calls to workers: to the replica that holds the session's prefix cache "
-    "(`home`), or to another one because that was full (`overflow`).",
-    "hermes_queue_wait_time_seconds": "Time from a request's acceptance to the start of its first "
-    "attempt.",
-    "hermes_batch_processing_time_seconds": "Time that an attempt spends in the engine's running "
-    "batch.",
-    "hermes_time_to_first_token_seconds": "Time from a request's acceptance to its first output "
-    "token.",
-    "hermes_end_to_end_time_seconds": "Time from a request's acceptance to its end.",
-    "hermes_loop_restarts": "Background tasks of the process that ended unexpectedly and were "
-    "restarted.",
-    "hermes_event_loop_blocks": "Times that one step blocked a worker's event loop for longer than "
-    "workers.max_event_loop_block_s.",
-    "hermes_engines_ready": "Engines that this ingress can send work to (0 in a worker's process).",
-    "hermes_in_flight_requests": "Attempts that this worker has begun and not ended (0 in an "
-    "ingress's process).",
-    "hermes_engine_slots": "Sequences that this worker's engine may run at a time (0 in an "
-    "ingress's process).",
-    "hermes_journal_buffer_bytes": "Memory of the journal entries that this worker keeps until "
-    "their requests end, to append them again if Redis loses them (0 in an ingress's process).",
-    "hermes_event_loop_lag_seconds": "How much later than due the process's asyncio event loop "
-    "runs a timer.",
-    "hermes_thread_cpu_seconds": "CPU time that a thread of the process has used.",
-    "hermes_thread_cpu_wait_seconds": "Time that a runnable thread has waited for a free CPU "
-    "(Linux).",
-    "hermes_threads": "Python threads of this process.",
-}
+_FILE = tomllib.loads(Path(__file__).with_name("metrics.toml").read_text())
+_KINDS = {"counter": Counter, "gauge": Gauge, "summary": Summary}
 
 
-class Maker:
-    """Makes the metrics of a registry, each with its text."""
+class Metrics:
+    """Metrics of `metrics.toml` by their names: those of one of its groups, in a registry."""
 
-    def __init__(self, registry: CollectorRegistry, texts: Mapping[str, str]) -> None:
-        self._registry, self._texts = registry, texts
+    def __init__(self, group: str, registry: CollectorRegistry) -> None:
+        self._made = {name: _made(name, facts, registry) for name, facts in _FILE[group].items()}
 
-    def counter(self, name: str, *labels: str) -> Counter:
-        return Counter(name, self._texts[name], labels, registry=self._registry)
+    def of(self, name: str, *labels: str) -> Any:
+        """The metric, or its series with these labels."""
+        return self._made[name].labels(*labels) if labels else self._made[name]
 
-    def gauge(self, name: str, *labels: str) -> Gauge:
-        return Gauge(name, self._texts[name], labels, registry=self._registry)
+    def count(self, name: str, *labels: str, by: float = 1) -> None:
+        self.of(name, *labels).inc(by)
 
-    def histogram(self, name: str, buckets: Sequence[float], *labels: str) -> Histogram:
-        text = self._texts[name]
-        return Histogram(name, text, labels, registry=self._registry, buckets=buckets)
+    def observe(self, name: str, value: float, *labels: str) -> None:
+        """A time between two machines' clocks may be negative, and counts as 0."""
+        self.of(name, *labels).observe(max(0.0, value))
+
+    def set(self, name: str, value: float, *labels: str) -> None:
+        self.of(name, *labels).set(value)
 
 
-_WAIT_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+def _made(name: str, facts: Mapping[str, Any], registry: CollectorRegistry) -> Any:
+    given = {"labelnames": facts.get("labels", ()), "registry": registry}
+    if "buckets" in facts:
+        buckets = _FILE["buckets"][facts["buckets"]]
+        return Histogram(name, facts["text"], buckets=buckets, **given)
+    return _KINDS[facts["kind"]](name, facts["text"], **given)
+
+
 _BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 
@@ -139,7 +117,7 @@ class TokenTelemetry(Collector):
         )
 
 
-class Telemetry:
+class Telemetry(Metrics):
     """The metrics of one process, in a registry of their own beside the default one (which holds
     vLLM's and the process's).
     """
@@ -148,104 +126,25 @@ class Telemetry:
         # They would be a series for each series, and nobody asks for them.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry(auto_describe=True)
-        make = Maker(self.registry, _TEXTS)
-        self._admitted = make.counter("hermes_requests_admitted", "class")
-        self._refused = make.counter("hermes_requests_refused", "reason")
-        self._ignored = make.counter("hermes_ignored_fields")
-        self._ended = make.counter("hermes_requests_ended", "class", "state", "reason")
-        self._lost = make.counter("hermes_requests_not_resumed", "cause")
-        self._attempts = make.counter("hermes_attempts", "kind")
-        self._calls = make.counter("hermes_calls", "placed")
-        self._called = {True: 0, False: 0}
-        self._queue_wait = make.histogram("hermes_queue_wait_time_seconds", _WAIT_S, "class")
-        self._processing = make.histogram("hermes_batch_processing_time_seconds", _WAIT_S, "class")
-        self._ttft = make.histogram("hermes_time_to_first_token_seconds", _WAIT_S, "class")
-        self._end_to_end = make.histogram("hermes_end_to_end_time_seconds", _WAIT_S, "class")
+        super().__init__("process", self.registry)
         self.tokens = TokenTelemetry(self.registry)
-        self._loop_restarts = make.counter("hermes_loop_restarts", "loop")
-        self._loop_held = make.counter("hermes_event_loop_blocks")
-        self._engines_ready = make.gauge("hermes_engines_ready")
-        self._in_flight = make.gauge("hermes_in_flight_requests")
-        self._slots = make.gauge("hermes_engine_slots")
-        self._journal_kept = make.gauge("hermes_journal_buffer_bytes")
-        make.gauge("hermes_build_info", "version").labels(__version__).set(1)
-        self._begin_at_zero()
-
-    def _begin_at_zero(self) -> None:
-        """Prometheus sees no increase to the first value of a series."""
+        self._called = {True: 0, False: 0}
+        self.set("hermes_build_info", 1, __version__)
+        # Prometheus sees no increase to the first value of a series.
         for cause in NotResumed:
-            self._lost.labels(str(cause))
+            self.of("hermes_requests_not_resumed", cause)
         for reason in Reason:
-            self._refused.labels(str(reason))
+            self.of("hermes_requests_refused", reason)
         for kind in ("first", "retry"):
-            self._attempts.labels(kind)
+            self.of("hermes_attempts", kind)
         self.called({})
 
-    # -- every process ----------------------------------------------------------------------------
-
-    def loop_kept(self, name: str) -> None:
-        """A background loop starts, and its series at 0."""
-        self._loop_restarts.labels(name)
-
-    def loop_restarted(self, name: str) -> None:
-        self._loop_restarts.labels(name).inc()
-
-    # -- ingress ----------------------------------------------------------------------------------
-
-    def admitted(self, request_class: str) -> None:
-        self._admitted.labels(request_class).inc()
-
-    def refused(self, reason: Reason) -> None:
-        self._refused.labels(str(reason)).inc()
-
-    def ignored(self, fields: int) -> None:
-        self._ignored.inc(fields)
-
-    def claimed(self, request_class: str, waited_s: float) -> None:
-        self._queue_wait.labels(request_class).observe(max(0.0, waited_s))
-
-    def attempted(self, epoch: int) -> None:
-        self._attempts.labels("first" if epoch == 1 else "retry").inc()
-
     def called(self, calls: Mapping[bool, int]) -> None:
-        """How many calls there were so far, at home and elsewhere."""
+        """How many calls of workers there were so far, at home and elsewhere."""
         for home, placed in ((True, "home"), (False, "overflow")):
             now = calls.get(home, 0)
-            self._calls.labels(placed).inc(now - self._called[home])
+            self.count("hermes_calls", placed, by=now - self._called[home])
             self._called[home] = now
-
-    def engines_ready(self, engines: int) -> None:
-        self._engines_ready.set(engines)
-
-    # -- worker -----------------------------------------------------------------------------------
-
-    def working_on(self, requests: int) -> None:
-        self._in_flight.set(requests)
-
-    def engine_slots(self, sequences: int) -> None:
-        self._slots.set(sequences)
-
-    def journal_kept(self, kept_bytes: Callable[[], int]) -> None:
-        """Where a thread may ask how much memory the kept entries take."""
-        self._journal_kept.set_function(kept_bytes)
-
-    def loop_held(self) -> None:
-        self._loop_held.inc()
-
-    def first_token(self, request_class: str, since_admission_s: float) -> None:
-        self._ttft.labels(request_class).observe(max(0.0, since_admission_s))
-
-    def processed(self, request_class: str, processing_s: float, since_admission_s: float) -> None:
-        self._processing.labels(request_class).observe(max(0.0, processing_s))
-        self._end_to_end.labels(request_class).observe(max(0.0, since_admission_s))
-
-    def ended(self, request_class: str, state: State, reason: Reason | None) -> None:
-        self._ended.labels(request_class, str(state), str(reason or "")).inc()
-
-    def lost(self, cause: NotResumed) -> None:
-        self._lost.labels(str(cause)).inc()
-
-    # -- pages ------------------------------------------------------------------------------------
 
     def page(self) -> bytes:
         """This process's metrics, including vLLM's and the process's own. Takes tens of
@@ -254,7 +153,6 @@ class Telemetry:
         return generate_latest(self.registry) + generate_latest(REGISTRY)
 
 
-_LAGS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _LOOP = "loop"
 _NAMES = {"loop-watch": "loop-watch", "validator_0": "validator"}
 """Threads that are shown, by their Python name. Any other is part of `process_cpu_seconds_total`
@@ -268,11 +166,7 @@ class Activity:
     def __init__(self, registry: CollectorRegistry, loops: Loops, clock: Clock = SYSTEM) -> None:
         self._loops = loops
         self._clock = clock
-        make = Maker(registry, _TEXTS)
-        self._lag = make.histogram("hermes_event_loop_lag_seconds", _LAGS_S)
-        self._computed = make.counter("hermes_thread_cpu_seconds", "thread")
-        self._starved = make.counter("hermes_thread_cpu_wait_seconds", "thread")
-        self._threads = make.gauge("hermes_threads")
+        self._metrics = Metrics("activity", registry)
         self._seen_ns: dict[int, tuple[int, int]] = {}
 
     async def start(self) -> None:
@@ -284,19 +178,21 @@ class Activity:
         while True:
             due_s = self._clock.monotonic_s() + timings.ACTIVITY_LOOK_S
             await asyncio.sleep(timings.ACTIVITY_LOOK_S)
-            self._lag.observe(max(0.0, self._clock.monotonic_s() - due_s))
+            late_s = self._clock.monotonic_s() - due_s
+            self._metrics.observe("hermes_event_loop_lag_seconds", late_s)
             self._look(loop_thread)
 
     def _look(self, loop_thread: int) -> None:
         threads = threading.enumerate()
-        self._threads.set(len(threads))
+        self._metrics.set("hermes_threads", len(threads))
         names = {one.native_id: _NAMES[one.name] for one in threads if one.name in _NAMES}
         for thread, name in {**names, loop_thread: _LOOP}.items():
             if thread is None or (now_ns := _scheduled_ns(thread)) is None:
                 continue
             before_ns = self._seen_ns.get(thread, (0, 0))
-            self._computed.labels(name).inc(max(0, now_ns[0] - before_ns[0]) / 1e9)
-            self._starved.labels(name).inc(max(0, now_ns[1] - before_ns[1]) / 1e9)
+            computed_s, starved_s = (max(0, now_ns[i] - before_ns[i]) / 1e9 for i in (0, 1))
+            self._metrics.count("hermes_thread_cpu_seconds", name, by=computed_s)
+            self._metrics.count("hermes_thread_cpu_wait_seconds", name, by=starved_s)
             self._seen_ns[thread] = now_ns
 
 

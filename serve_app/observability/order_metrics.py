@@ -7,42 +7,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Gauge, Summary
+from prometheus_client import CollectorRegistry, Gauge
 
-from serve_app.observability.metrics import Maker
+from serve_app.observability.metrics import Metrics
 from serve_app.policy.classes import CLASSES
 from serve_app.policy.order import Completion, Running, Scheduler
-
-_TEXTS = {
-    "hermes_slots_allowed": "Sequences that this ingress may run at a time: its share of the slots "
-    "of all engines.",
-    "hermes_slots_reserved": "Slots reserved for requests that this ingress has started and that "
-    "have not ended.",
-    "hermes_slots_long": "Of hermes_slots_reserved, those of requests that may not use the spare "
-    "slots: batch, standard ones not predicted to be short, and those with more sequences than "
-    "spare.",
-    "hermes_claim_requests": "Requests that one claim has taken from the queue.",
-    "hermes_prediction_ratio": "Output tokens of a request divided by their predicted number.",
-    "hermes_prediction_error_ratio": "Error of the predicted output lengths divided by that of a "
-    "constant prediction.",
-    "hermes_predictions_useful": "1 if output lengths are predicted well enough to run short "
-    "requests first, else 0.",
-    "hermes_ageing_promotions": "Requests that started before a more urgent class because they had "
-    "waited long.",
-    "hermes_claimed_waiting": "Requests that this ingress has claimed from the queue and not "
-    "started.",
-    "hermes_claimed_oldest_age_seconds": "Age of the oldest request that this ingress has claimed "
-    "and not started.",
-    "hermes_tenant_served_cost": "Cost of the requests that ended, in weighted tokens "
-    "(order.prompt_weight, order.output_weight).",
-    "hermes_tenant_queue_wait_time_seconds": "Time from a request's acceptance to the start of its "
-    "first attempt.",
-    "hermes_tenant_deficit_cost": "How far a tenant with waiting requests is behind its fair "
-    "share: the cost that the most served tenant of its class got beyond it, each divided by its "
-    "weight.",
-}
-_TIMES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1, 1.4, 2, 3, 5, 10, 20)
-
 
 _TENANTS = 50
 OTHER_TENANTS = "@other"
@@ -52,24 +21,21 @@ OTHER_TENANTS = "@other"
 class TenantTelemetry:
     """The tenants of one ingress. Only the first ones have a series of their own."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        make = Maker(registry, _TEXTS)
-        self._served = make.counter("hermes_tenant_served_cost", "class", "tenant")
-        self._behind = make.gauge("hermes_tenant_deficit_cost", "class", "tenant")
-        wait = "hermes_tenant_queue_wait_time_seconds"
-        self._wait = Summary(wait, _TEXTS[wait], ["tenant"], registry=registry)
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
         self._tenants: set[str] = set()
         self._series: dict[tuple[str, str], Gauge] = {}
-        """Of `_behind`, by class and tenant."""
+        """How far each is behind, by class and tenant."""
 
     def started(self, tenant: str, waited_s: float) -> None:
-        self._wait.labels(self._named(tenant)).observe(max(0.0, waited_s))
+        name = self._named(tenant)
+        self._metrics.observe("hermes_tenant_queue_wait_time_seconds", waited_s, name)
 
     def ended(self, request_class: str, tenant: str, cost: float) -> None:
         key = request_class, self._named(tenant)
-        self._served.labels(*key).inc(cost)
+        self._metrics.count("hermes_tenant_served_cost", *key, by=cost)
         if key not in self._series:  # so that a tenant that never had to wait is shown, too
-            self._series[key] = self._behind.labels(*key)
+            self._series[key] = self._metrics.of("hermes_tenant_deficit_cost", *key)
 
     def counters(self, waiting: Mapping[str, Mapping[str, float]]) -> None:
         """The virtual counters of the tenants that wait, by class; no other one is behind."""
@@ -80,7 +46,7 @@ class TenantTelemetry:
                 key = (request_class, self._named(tenant))
                 behind[key] = max(behind.get(key, 0.0), most - counter)
         for key in behind.keys() - self._series.keys():
-            self._series[key] = self._behind.labels(*key)
+            self._series[key] = self._metrics.of("hermes_tenant_deficit_cost", *key)
         for key, series in self._series.items():
             series.set(behind.get(key, 0.0))
 
@@ -91,25 +57,12 @@ class TenantTelemetry:
         return tenant
 
 
-_REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-
-
-class OrderTelemetry:
+class OrderTelemetry(Metrics):
     """The metrics of one ingress's scheduler."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        make = Maker(registry, _TEXTS)
-        self.tenants = TenantTelemetry(registry)
-        self._slots_allowed = make.gauge("hermes_slots_allowed")
-        self._slots_reserved = make.gauge("hermes_slots_reserved")
-        self._slots_long = make.gauge("hermes_slots_long")
-        self._claims = make.histogram("hermes_claim_requests", _REQUESTS)
-        self._prediction_ratio = make.histogram("hermes_prediction_ratio", _TIMES)
-        self._prediction_error = make.gauge("hermes_prediction_error_ratio")
-        self._predictions_useful = make.gauge("hermes_predictions_useful")
-        self._promotions = make.counter("hermes_ageing_promotions")
-        self._claimed_waiting = make.gauge("hermes_claimed_waiting", "class")
-        self._claimed_oldest = make.gauge("hermes_claimed_oldest_age_seconds", "class")
+        super().__init__("order", registry)
+        self.tenants = TenantTelemetry(self)
         self.waiting({}, 0)
         self._promoted = 0
 
@@ -119,12 +72,13 @@ class OrderTelemetry:
         """
         for name in CLASSES:
             count, oldest_ms = lines.get(name, (0, now_ms))
-            self._claimed_waiting.labels(name).set(count)
-            self._claimed_oldest.labels(name).set(max(0.0, (now_ms - oldest_ms) / 1000))
+            self.set("hermes_claimed_waiting", count, name)
+            age_s = max(0.0, (now_ms - oldest_ms) / 1000)
+            self.set("hermes_claimed_oldest_age_seconds", age_s, name)
 
     def claimed(self, requests: int) -> None:
         if requests:
-            self._claims.observe(requests)
+            self.observe("hermes_claim_requests", requests)
 
     def started(self, running: Running[Any]) -> None:
         if running.started_ms is not None:
@@ -132,10 +86,10 @@ class OrderTelemetry:
             self.tenants.started(running.entry.tenant, waited_s)
 
     def order(self, scheduler: Scheduler[Any]) -> None:
-        self._slots_allowed.set(scheduler.capacity)
-        self._slots_reserved.set(scheduler.sequences)
-        self._slots_long.set(scheduler.general_sequences)
-        self._prediction_error.set(scheduler.lengths.error_ratio)
+        self.set("hermes_slots_allowed", scheduler.capacity)
+        self.set("hermes_slots_reserved", scheduler.sequences)
+        self.set("hermes_slots_long", scheduler.general_sequences)
+        self.set("hermes_prediction_error_ratio", scheduler.lengths.error_ratio)
         lines = scheduler.lines.items()
         self.tenants.counters({name: line.counters.waiting() for name, line in lines})
 
@@ -145,7 +99,7 @@ class OrderTelemetry:
         self.tenants.ended(entry.request_class, entry.tenant, settled.cost)
         if settled.written.whole:
             ratio = settled.written.tokens / max(1.0, settled.predicted.mean)
-            self._prediction_ratio.observe(ratio)
-        self._predictions_useful.set(lengths_useful)
-        self._promotions.inc(promotions - self._promoted)
+            self.observe("hermes_prediction_ratio", ratio)
+        self.set("hermes_predictions_useful", lengths_useful)
+        self.count("hermes_ageing_promotions", by=promotions - self._promoted)
         self._promoted = promotions

@@ -256,7 +256,7 @@ class IngressProcess:
         mine = {one.name for one in self._replicas.mine(members.workers)}
         longest = [one.max_model_len for one in members.engines if one.name in mine]
         self._validator.most_tokens = max(longest, default=0) if len(longest) == len(mine) else 0
-        self.base.telemetry.engines_ready(len(mine))
+        self.base.telemetry.set("hermes_engines_ready", len(mine))
         self.limits.memory.workers = len(mine)
         self.base.telemetry.called(self._replicas.calls)
 

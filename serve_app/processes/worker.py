@@ -50,7 +50,8 @@ class WorkerProcess:
         self._engine = engine
         self._writer = JournalWriter(settings, base.loops)
         engine.progress.on_step = self._writer.pause.stepped
-        base.telemetry.journal_kept(lambda: self._writer.kept_bytes)
+        kept = base.telemetry.of("hermes_journal_buffer_bytes")
+        kept.set_function(lambda: self._writer.kept_bytes)
         self._loop_watch = LoopWatch(settings.workers.max_event_loop_block_s, base.telemetry)
         self.replica = WorkerReplica(
             name,

@@ -74,7 +74,7 @@ class Endings:
         terminal = Entry.terminal_from_outside(secrets.token_bytes(8), state, reason, summary)
         if not await self._store.end(Ended(request_id, (terminal,), summary, queued), row):
             return False
-        self._telemetry.ended(whose.request_class, state, reason)
+        self._telemetry.count("hermes_requests_ended", whose.request_class, state, reason or "")
         extra = about(request_id, whose.tenant, reason, whose.trace)
         log.info("request %s ended: %s (%s)", request_id, state, reason, extra=extra)
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from serve_app.contract import CompletionStats
-from serve_app.observability.order_metrics import OTHER_TENANTS, OrderTelemetry, TenantTelemetry
+from serve_app.observability.order_metrics import OTHER_TENANTS, OrderTelemetry
 from serve_app.policy.order import Completion
 from serve_app.policy.prediction import Prediction
 from tests.unit.virtual_order import Entry
@@ -37,7 +37,7 @@ def test_what_has_ended_is_counted_against_the_prediction() -> None:
 
 def test_those_behind_beyond_the_bound_of_names_are_shown_as_one_with_the_farthest() -> None:
     registry = CollectorRegistry()
-    tenants = TenantTelemetry(registry)
+    tenants = OrderTelemetry(registry).tenants
     tenants.counters({"batch": {f"t{number}": 1_000.0 - number for number in range(200)}})
     (family,) = [one for one in registry.collect() if one.name == "hermes_tenant_deficit_cost"]
     values = {sample.labels["tenant"]: sample.value for sample in family.samples}

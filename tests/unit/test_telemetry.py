@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+from pathlib import Path
+
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -10,6 +14,8 @@ from serve_app.observability.metrics import Telemetry
 from serve_app.observability.metrics_pages import merge_pages, queue_gauges
 from tests.tables import each
 
+ROOT = Path(__file__).parents[2]
+GROUPS = ("process", "activity", "order")
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
@@ -27,16 +33,16 @@ def samples(page: bytes) -> Samples:
 def worked(times: int) -> Telemetry:
     telemetry = Telemetry()
     for _ in range(times):
-        telemetry.admitted("standard")
-        telemetry.claimed("standard", 0.3)
-        telemetry.attempted(1)
-        telemetry.first_token("standard", 0.02)
+        telemetry.count("hermes_requests_admitted", "standard")
+        telemetry.observe("hermes_queue_wait_time_seconds", 0.3, "standard")
+        telemetry.count("hermes_attempts", "first")
+        telemetry.observe("hermes_time_to_first_token_seconds", 0.02, "standard")
         telemetry.tokens.output(1, None)
         telemetry.tokens.output(1, 0.004)
         telemetry.tokens.prompt(5)
-        telemetry.processed("standard", 0.5, 0.8)
-        telemetry.ended("standard", State.COMPLETED, None)
-    telemetry.working_on(times)
+        telemetry.observe("hermes_batch_processing_time_seconds", 0.5, "standard")
+        telemetry.count("hermes_requests_ended", "standard", State.COMPLETED, "")
+    telemetry.set("hermes_in_flight_requests", times)
     return telemetry
 
 
@@ -74,7 +80,7 @@ def test_a_renamed_metric_is_shown_under_its_former_name_too() -> None:
     """Also beside the page of a replica of an older version, which has only the former name."""
     old = b"# TYPE hermes_loop_held_total counter\nhermes_loop_held_total 3\n"
     telemetry = Telemetry()
-    telemetry.loop_held()
+    telemetry.count("hermes_event_loop_blocks")
     gauges = queue_gauges({}, kept_bytes=(5, 9))
     page = merge_pages({"new": telemetry.page(), "old": old}, gauges)
     found = samples(page)
@@ -110,21 +116,20 @@ def test_the_queue_belongs_to_no_replica_and_is_counted_once() -> None:
 @each("reason", Reason)
 def test_every_reason_can_be_counted(reason: Reason) -> None:
     telemetry = Telemetry()
-    telemetry.refused(reason)
-    telemetry.ended("batch", State.FAILED, reason)
+    telemetry.count("hermes_requests_refused", reason)
+    telemetry.count("hermes_requests_ended", "batch", State.FAILED, reason)
     found = samples(telemetry.page())
     assert found["hermes_requests_refused_total", (("reason", reason.value),)] == 1
     labels = (("class", "batch"), ("reason", reason.value), ("state", "failed"))
     assert found["hermes_requests_ended_total", labels] == 1
 
 
-def test_retries_and_first_attempts_are_counted_apart() -> None:
-    telemetry = Telemetry()
-    for epoch in (1, 2, 3):
-        telemetry.attempted(epoch)
-    found = samples(telemetry.page())
-    assert found["hermes_attempts_total", (("kind", "first"),)] == 1
-    assert found["hermes_attempts_total", (("kind", "retry"),)] == 2
+def test_every_metric_is_counted_somewhere_and_nothing_else_is() -> None:
+    called = re.compile(r'\.(?:of|count|observe|set)\(\s*"(hermes_\w+)"')
+    code = [path for room in ("serve_app", "workers") for path in (ROOT / room).rglob("*.py")]
+    counted = {name for path in code for name in called.findall(path.read_text())}
+    described = tomllib.loads((ROOT / "serve_app/observability/metrics.toml").read_text())
+    assert counted == {name for group in GROUPS for name in described[group]}
 
 
 def test_calls_at_home_and_elsewhere_are_counted_from_the_first_on() -> None:

@@ -51,7 +51,7 @@ class Validator:
             )
         check_context(path, parsed.request, self.most_tokens)
         if parsed.ignored:
-            self._telemetry.ignored(len(parsed.ignored))
+            self._telemetry.count("hermes_ignored_fields", by=len(parsed.ignored))
         return parsed
 
     def stop(self) -> None:
