@@ -29,7 +29,7 @@ ENDED = (
 """The last bytes, the terminal entry, and the end of the queue entry, in
 one transaction.
 """
-RECORD = ("evalsha", "xrevrange", "xrange")
+RECORD = ("evalsha", "xrevrange", "xlen")
 ANSWERED = ("publish",)
 """The wake-up of the opening goes with that of the end."""
 EACH = Counter((*ADMITTED, *CLAIMED, *OPENED, *ANSWERED, *ENDED))
