@@ -25,8 +25,8 @@ from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import models_key, queue_key
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import all_answered
-from serve_app.request_queue.entry import decode_deadline
-from serve_app.request_queue.queue import deletion, text, with_fields
+from serve_app.request_queue.entry import decode_deadline, with_fields
+from serve_app.request_queue.queue import deletion, text
 from serve_app.requests.endings import Endings
 
 log = logging.getLogger("hermes.ingress")

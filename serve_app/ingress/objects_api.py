@@ -427,10 +427,10 @@ def chat_routes(
         given = request.query_params.items()
         wanted = {name: value for name, value in given if name.startswith("metadata[")}
         wanted |= {"model": model} if model else {}
-        asked = request.state.tenant, after.removeprefix(CHAT), order == "desc", _LOOKED_AT + 1
+        asked = request.state.tenant, after.removeprefix(CHAT), _LOOKED_AT + 1
 
         async def make() -> dict[str, Any]:
-            ids = await store.stored_chats(*asked)
+            ids = await store.listed(*asked, chats=True, newest_first=order == "desc")
             if ids is None:
                 raise invalid("after", "no such chat completion is stored (any more)")
             looks = chats.look(ids[:_LOOKED_AT], wanted)

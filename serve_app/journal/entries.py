@@ -298,10 +298,6 @@ class Entry(NamedTuple):
         """
         return cls(TERMINAL_ID, {b"n": nonce, **_ending(state, reason, summary)})
 
-    def with_body(self, body: bytes) -> Entry:
-        """Entry 0-1 with the body, which is stored under a Redis key of its own."""
-        return self._replace(fields={**self.fields, b"b": body})
-
     def for_readers(self, after: str | None) -> dict[bytes, bytes]:
         """The fields that a reader needs; a large entry it reads itself. `after`: the id of the
         predecessor, if it is known.
@@ -325,7 +321,7 @@ class Entry(NamedTuple):
 
     @property
     def body(self) -> bytes:
-        """In 0-1 the body of the request (see `with_body`), otherwise response bytes."""
+        """In 0-1 the body of the request (`with_body` in store.py), otherwise response bytes."""
         return self.fields.get(b"b", b"")
 
     @property
@@ -377,11 +373,6 @@ class Entry(NamedTuple):
         """Whether the entry changes what a client sees, as engine outputs alone do not."""
         fields = self.fields
         return self.id.seq == 0 or b"k" in fields or b"b" in fields or b"h" in fields
-
-    def follows(self, position: EntryId) -> bool | None:
-        """Whether the entry names this position as its predecessor; None if it names none."""
-        before = self.fields.get(b"p")
-        return None if before is None else before == str(position).encode()
 
     @property
     def resumed_from(self) -> EntryId | None:

@@ -73,19 +73,10 @@ class JournalReader:
         self._body: list[bytes] = []
         self._pieces: Pieces | None = None
         self._bytes_at = BEGINNING
-        self._event = 0
-        self._seen = seen
-        self._passed_event = seen
-
-    @property
-    def last_event(self) -> int:
+        self.last_event = 0
         """Number of the last event in the journal so far."""
-        return self._event
-
-    @property
-    def seen(self) -> int:
-        """Number of the last event that the client got over an earlier connection."""
-        return self._seen
+        self.seen = seen
+        self._passed_event = seen
 
     @property
     def full(self) -> bool:
@@ -115,7 +106,7 @@ class JournalReader:
             return b""
         body = b"".join(self._body)
         self._drop()
-        self._passed_event = max(self._passed_event, self._event)
+        self._passed_event = max(self._passed_event, self.last_event)
         return body
 
     def _next_piece(self, pieces: Pieces) -> bytes:
@@ -130,9 +121,9 @@ class JournalReader:
         """Whether no entry that a reader needs can be missing between the position and this
         entry.
         """
-        follows = entry.follows(self.position)
-        if follows is not None:
-            return follows
+        before = entry.fields.get(b"p")
+        if before is not None:
+            return before == b"%d-%d" % self.position
         if entry.ends:
             return False
         if self.position == REQUEST_ID:  # only the opening of the first attempt can follow it
@@ -178,17 +169,17 @@ class JournalReader:
             or not self.streams
             or self.held_bytes
             or self.ending is not None
-            or self._event < self._seen
+            or self.last_event < self.seen
         ):
             return False
         try:
             event = int(fields[b"e"])
         except ValueError:
             return False
-        if event < self._event or not push(fields[b"b"]):
+        if event < self.last_event or not push(fields[b"b"]):
             return False
         self.position = self._bytes_at = entry_id
-        self._event = self._passed_event = event
+        self.last_event = self._passed_event = event
         return True
 
     def _continues(self, entry: Entry) -> bool:
@@ -204,13 +195,13 @@ class JournalReader:
             self._bytes_at = entry.id
         if entry.resumed_from is None:
             return True
-        event = self._event + events_in(entry.body) if entry.events else 0
-        return bytes_at <= entry.resumed_from and event == entry.events >= self._event
+        event = self.last_event + events_in(entry.body) if entry.events else 0
+        return bytes_at <= entry.resumed_from and event == entry.events >= self.last_event
 
     def _add(self, body: bytes, events: int) -> None:
         if events:
-            body = after_event(body, self._event + 1, self._seen)
-            self._event = events
+            body = after_event(body, self.last_event + 1, self.seen)
+            self.last_event = events
         if body:
             self._body.append(body)
             self.held_bytes += len(body)
@@ -238,13 +229,13 @@ class JournalReader:
             self._drop()
         elif packed is None:
             if entry.body or entry.events:
-                self._add(entry.body, entry.events or self._event)
+                self._add(entry.body, entry.events or self.last_event)
         else:
             # Earlier entries were trimmed: the transcript replaces everything that this reader
             # has not passed on.
             self._drop()
             self._pieces = Pieces(packed, self._passed_event if entry.events else 0)
-            self._event = entry.events
+            self.last_event = entry.events
         self.ending = Ending(entry.state or State.FAILED, entry.reason, summary)
 
 

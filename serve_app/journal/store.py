@@ -42,7 +42,8 @@ def with_body(entries: Sequence[Entry], body: bytes | None) -> list[Entry]:
     """
     if not entries or entries[0].id != REQUEST_ID or body is None:
         return list(entries)
-    return [entries[0].with_body(body), *entries[1:]]
+    whole = {**entries[0].fields, b"b": body}
+    return [entries[0]._replace(fields=whole), *entries[1:]]
 
 
 def long_questions(key: str, body_key: str) -> list[Command]:
@@ -133,27 +134,22 @@ class JournalStore:
         found = with_body([entry_from_redis(item) for item in answered(raw)], answered(body))
         return found[0] if found else None
 
-    async def listed(self, tenant: str, after: str, at_most: int) -> list[str] | None:
-        """The ids of a tenant's latest requests, newest first, those that are gone included.
+    async def listed(
+        self,
+        tenant: str,
+        after: str,
+        at_most: int,
+        chats: bool = False,
+        newest_first: bool = True,
+    ) -> list[str] | None:
+        """The ids of a tenant's latest requests, or stored chat completions, those that are gone
+        included; None if `after` is not listed (any more).
 
         Args:
-            after: the id behind which the page begins; empty for the newest.
-
-        Returns:
-            None if `after` is not listed (any more).
+            after: the id behind which the page begins; empty for the first page.
         """
-        key = requests_key(self._settings.namespace, tenant)
-        return await self._page(key, "ZREV", after, at_most)
-
-    async def stored_chats(
-        self, tenant: str, after: str, newest_first: bool, at_most: int
-    ) -> list[str] | None:
-        """The same of stored chat completions."""
-        key = chats_key(self._settings.namespace, tenant)
-        return await self._page(key, "ZREV" if newest_first else "Z", after, at_most)
-
-    async def _page(self, key: str, order: str, after: str, at_most: int) -> list[str] | None:
-        first = 0
+        key = (chats_key if chats else requests_key)(self._settings.namespace, tenant)
+        order, first = "ZREV" if newest_first else "Z", 0
         if after:
             (rank,) = all_answered(await self._link.call([(f"{order}RANK", key, after)]))
             if rank is None:

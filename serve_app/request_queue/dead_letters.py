@@ -18,7 +18,7 @@ An entry that could not be decoded has others:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, NamedTuple
 
 from serve_app import timings
@@ -34,6 +34,7 @@ from serve_app.journal.entries import (
 from serve_app.redis.keyspace import dead_letters_key
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import answered
+from serve_app.request_queue.entry import with_fields
 
 
 class DeadLetter(NamedTuple):
@@ -85,7 +86,7 @@ class DeadLetters:
         time.
         """
         async for item in self._items():
-            if not request_id or _fields(item[1]).get(b"i") == request_id.encode():
+            if not request_id or with_fields(item)[1].get(b"i") == request_id.encode():
                 yield _letter(item)
 
     async def remove(self, request_id: str) -> None:
@@ -97,12 +98,11 @@ class DeadLetters:
     async def _items(self) -> AsyncIterator[Any]:
         start = "-"
         while True:
-            page = await self._call(
-                "XRANGE", self._key, start, "+", "COUNT", timings.DEAD_LETTERS_A_PAGE
-            )
+            most = timings.DEAD_LETTERS_A_PAGE
+            page = await self._call("XRANGE", self._key, start, "+", "COUNT", most)
             for item in page:
                 yield item
-            if len(page) < timings.DEAD_LETTERS_A_PAGE:
+            if len(page) < most:
                 return
             start = f"({page[-1][0].decode()}"
 
@@ -112,8 +112,7 @@ class DeadLetters:
 
 
 def _letter(item: Any) -> DeadLetter | Unreadable:
-    entry_id, flat = item
-    fields = _fields(flat)
+    entry_id, fields = with_fields(item)
     if b"u" in fields:
         raw = {name[1:]: value for name, value in fields.items() if name.startswith(b".")}
         return Unreadable(entry_id.decode(), fields[b"u"].decode(errors="replace"), raw)
@@ -130,7 +129,3 @@ def _letter(item: Any) -> DeadLetter | Unreadable:
         )
     except (LookupError, ValueError):
         return Unreadable(entry_id.decode(), "a dead letter", fields)
-
-
-def _fields(flat: Sequence[bytes]) -> dict[bytes, bytes]:
-    return dict(zip(flat[::2], flat[1::2], strict=True))

@@ -78,6 +78,12 @@ def encode_entry(
     return {**fields, "p": trace} if trace else fields
 
 
+def with_fields(item: Any) -> tuple[bytes, dict[bytes, bytes]]:
+    """The id and the fields of an entry, from `[id, [field, value, ...]]`."""
+    entry_id, flat = item
+    return entry_id, dict(zip(flat[::2], flat[1::2], strict=True))
+
+
 def decode_deadline(fields: Mapping[bytes, bytes]) -> tuple[str, int] | None:
     """Request id and deadline (Unix milliseconds) alone; None of what is no entry of ours."""
     deadline_ms, request_id = fields.get(b"d", b""), fields.get(b"r", b"")

@@ -10,7 +10,7 @@ else notices. `entry.py` has the fields of an entry.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from serve_app.redis.keyspace import QUEUE_GROUP, queue_key
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import Memory, all_answered, answered, parse_info
 from serve_app.request_queue.dead_letters import DeadLetters
-from serve_app.request_queue.entry import QueueEntry, decode_deadline, decode_entry
+from serve_app.request_queue.entry import QueueEntry, decode_deadline, decode_entry, with_fields
 
 log = logging.getLogger("hermes.dispatcher")
 
@@ -300,8 +300,8 @@ class QueueDepths:
         streams = self._queue.keys
         claimed = await self._link.call([("XINFO", "GROUPS", stream) for stream in streams])
         parts: list[Command] = []
-        for stream, found in zip(streams, claimed, strict=True):
-            ms, seq = max(self._looked_to[stream], _last_claimed(found))
+        for stream, groups in zip(streams, claimed, strict=True):
+            ms, seq = max(self._looked_to[stream], _last_claimed(groups))
             parts.append(
                 ("XRANGE", stream, f"{ms}-{seq + 1}", "+", "COUNT", timings.OVERDUE_A_LOOK)
             )
@@ -311,7 +311,11 @@ class QueueDepths:
             self._looked_to[stream] = (
                 EntryId.parse(items[-1][0]) if len(items) == timings.OVERDUE_A_LOOK else BEGINNING
             )
-            late += _late(stream, items, now_ms)
+            for entry_id, fields in map(with_fields, items):
+                # The ingress that claims an entry handles it if it cannot be decoded.
+                found = decode_deadline(fields)
+                if found is not None and found[1] <= now_ms:
+                    late.append(Overdue(stream, entry_id.decode(), found[0]))
         return late
 
     async def remove(self, entry: Overdue) -> None:
@@ -332,23 +336,9 @@ def text(value: bytes) -> str:
     return value.decode()
 
 
-def with_fields(item: Any) -> tuple[bytes, dict[bytes, bytes]]:
-    """The id and the fields of an entry, from `[id, [field, value, ...]]`."""
-    entry_id, flat = item
-    return entry_id, dict(zip(flat[::2], flat[1::2], strict=True))
-
-
 def _last_claimed(groups: Any) -> EntryId:
     """The last claimed id of a queue's group; none if the queue does not exist yet."""
     if isinstance(groups, Exception):
         return BEGINNING
     facts = (dict(zip(group[::2], group[1::2], strict=True)) for group in groups)
     return max((EntryId.parse(one[b"last-delivered-id"]) for one in facts), default=BEGINNING)
-
-
-def _late(stream: str, items: Any, now_ms: int) -> Iterator[Overdue]:
-    for entry_id, fields in map(with_fields, items):
-        # The ingress that claims an entry handles it if it cannot be decoded.
-        found = decode_deadline(fields)
-        if found is not None and found[1] <= now_ms:
-            yield Overdue(stream, entry_id.decode(), found[0])

@@ -10,7 +10,7 @@ journal whenever it is read: nothing else stores the state, so nothing can disag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from importlib.resources import files
 from itertools import chain
@@ -155,8 +155,7 @@ async def accept(
         ("PEXPIRE", key, kept_ms),
         ("SET", body_key(namespace, request_id), body, "PX", kept_ms),
     ]
-    for signal in AT_ACCEPT:
-        commands += signal(settings, accepted)
+    commands += _list(settings, accepted)
     keys, named, last = condition
     script = ("EVAL", SCRIPT, len(keys), *keys, "accept", named, last)
     (done,) = all_answered(await link.call([(*script, *_words([*commands, *naming]))]))
@@ -199,29 +198,24 @@ def end(settings: Settings, ended: Ended, whose: Whose | None = None) -> Command
         whose = Whose("?", "", "?", "?")
         if facts is not None:
             whose = Whose(facts.tenant, facts.key, facts.request_class, facts.model)
+    began_ms = summary.began_ms or summary.ended_ms
+    queued_ms = max(0, began_ms - facts.admitted_ms) if facts else 0
+    running_ms = max(0, summary.ended_ms - began_ms) if facts else 0
     commands: list[Command] = [
         ("XADD", key, "NOMKSTREAM", str(entry.id), *flatten(entry)) for entry in ended.entries
     ]
-    for signal in AT_END:
-        commands += signal(settings, ended)
+    commands += [*_expire(settings, ended), *_retain(settings, ended)]
+    # in this order, since a claim goes with the queue entry
+    commands += [*_announce(settings, ended), *_dequeue(settings, ended)]
     return (
         *("EVAL", SCRIPT, 2, key, ledger, "end", len(ended.entries), whose.encode()),
         FINAL.index(ended.terminal.state or State.FAILED) + 1,
-        "{} {}".format(*times_ms(summary)),
+        f"{queued_ms} {running_ms}",
         summary.attempts,
         b"" if ended.from_outside else ended.terminal.used or _NOTHING,
         int(settings.journal.usage_retention_days * 24 * timings.HOUR_MS),
         *_words(commands),
     )
-
-
-def times_ms(summary: Summary) -> tuple[int, int]:
-    """How long a request waited and ran."""
-    if summary.request is None:
-        return 0, 0
-    began_ms = summary.began_ms or summary.ended_ms
-    queued_ms = max(0, began_ms - summary.request.admitted_ms)
-    return queued_ms, max(0, summary.ended_ms - began_ms)
 
 
 def _words(commands: Sequence[Command]) -> list[object]:
@@ -311,13 +305,6 @@ def _dequeue(settings: Settings, ended: Ended) -> list[Command]:
         return []
     line = queue_key(settings.namespace, facts.model, facts.request_class)
     return [("XDEL", line, ended.queued), ("XACK", line, QUEUE_GROUP, ended.queued)]
-
-
-AT_ACCEPT: tuple[Callable[[Settings, Accepted], list[Command]], ...] = (_list,)
-AT_END: tuple[Callable[[Settings, Ended], list[Command]], ...] = (
-    *(_expire, _retain),
-    *(_announce, _dequeue),  # in this order, since a claim goes with the queue entry
-)
 
 
 # -- what is known ---------------------------------------------------------------------------------
