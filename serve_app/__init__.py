@@ -2,7 +2,7 @@
 
 ingress/app.py                receives HTTP; api_keys.py: which tenant
 ingress/validation/           refuses what is invalid: structure.py (size and shape of the JSON),
-                              limits.py (every field and schema), bodies.py (types)
+                              fields.py (the table of fields), bodies.py (limits and effects)
 ingress/inference.py          decides class, session and deadline: a Submission
 admission/admission.py        checks the limits; writes journal, body and queue entry together, and
                               only then is the request accepted

@@ -48,37 +48,27 @@ MESSAGES = {
 }
 """What the caller is told of a request that has failed."""
 
-_STATUS: dict[Reason, int] = {
-    Reason.INVALID_API_KEY: 401,
-    Reason.KEY_NOT_PERMITTED: 403,
-    Reason.MALFORMED_JSON: 400,
-    Reason.INVALID_REQUEST: 400,
-    Reason.MODEL_NOT_FOUND: 404,
-    Reason.NOT_FOUND: 404,
-    Reason.METHOD_NOT_ALLOWED: 405,
-    Reason.BODY_TOO_LARGE: 413,
-    Reason.HEADERS_TOO_LARGE: 431,
-    Reason.UPLOAD_TIMEOUT: 408,
-    Reason.UNSUPPORTED_MEDIA_TYPE: 415,
-    Reason.QUEUE_FULL: 429,
-    Reason.STORAGE_FULL: 429,
-    Reason.RESULTS_FULL: 429,
-    Reason.CONTEXT_LENGTH_EXCEEDED: 400,
-    Reason.TENANT_LIMIT: 429,
-    Reason.TOO_MANY_CONNECTIONS: 429,
-    Reason.JOURNAL_UNAVAILABLE: 503,
-    Reason.PREVIOUS_RESPONSE_NOT_FOUND: 400,
-    Reason.JOURNAL_LOST: 410,
-    Reason.DEADLINE: 504,
-    Reason.CANCELLED: 499,
-    Reason.CLIENT_DISCONNECTED: 499,
-    Reason.ENGINE_ERROR: 500,
-    Reason.ATTEMPT_LOST: 503,
-    Reason.POISON: 500,
-    Reason.EVENT_LOOP_BLOCKED: 400,
-    Reason.ANSWER_TOO_LARGE: 400,
-    Reason.IDEMPOTENCY_CONFLICT: 422,
-    Reason.INTERNAL: 500,
+_REASONS = {
+    400: "malformed_json invalid_request context_length_exceeded previous_response_not_found "
+    "event_loop_blocked answer_too_large",
+    401: "invalid_api_key",
+    403: "key_not_permitted",
+    404: "model_not_found not_found",
+    405: "method_not_allowed",
+    408: "upload_timeout",
+    410: "journal_lost",
+    413: "body_too_large",
+    415: "unsupported_media_type",
+    422: "idempotency_conflict",
+    429: "queue_full storage_full results_full tenant_limit too_many_connections",
+    431: "headers_too_large",
+    499: "cancelled client_disconnected",
+    500: "engine_error poison internal",
+    503: "journal_unavailable attempt_lost",
+    504: "deadline",
+}
+_STATUS = {
+    Reason[word.upper()]: status for status, words in _REASONS.items() for word in words.split()
 }
 _TYPES = {
     408: "timeout_error",
@@ -130,32 +120,25 @@ class RedisUnavailable(HermesError):
         super().__init__(redacted(message))
 
 
-class RedisRefuses(RedisUnavailable):
-    """Redis refuses a command, and waiting does not change that.
+class _Refused(RedisUnavailable):
+    """Redis refuses `what`, a command and perhaps its key; `answer` is its own words."""
 
-    Args:
-        what: the command, and perhaps its key.
-        answer: Redis's own words.
-    """
+    when = ""
 
     def __init__(self, what: str, answer: str) -> None:
-        super().__init__(f"Redis refuses {what}: {answer}")
+        super().__init__(f"Redis refuses {what}{self.when}: {answer}")
         self.what, self.answer = redacted(what), redacted(answer)
 
 
-class RefusedForNow(RedisUnavailable):
-    """Redis answers, and refuses something that it will take later.
+class RedisRefuses(_Refused):
+    """Waiting does not change that Redis refuses a command."""
 
-    Args:
-        what: the command, or `CLIENTS`.
-        answer: Redis's own words, such as "MISCONF …".
-    """
+
+class RefusedForNow(_Refused):
+    """Redis refuses something that it will take later: a command, or `CLIENTS`."""
 
     CLIENTS = "another client"
-
-    def __init__(self, what: str, answer: str) -> None:
-        super().__init__(f"Redis refuses {what} for now: {answer}")
-        self.what, self.answer = redacted(what), redacted(answer)
+    when = " for now"
 
 
 class AnswerLost(RedisUnavailable):
@@ -167,13 +150,8 @@ class Fenced(HermesError):
 
 
 class RequestRefused(HermesError):
-    """A request ends with an error answer.
-
-    Args:
-        reason: one of the closed set; it determines the HTTP status.
-        message: one sentence for the caller.
-        param: the offending field, as in OpenAI's error body.
-        retry_after_s: after how many seconds a retry makes sense.
+    """A request ends with an error answer: a sentence for the caller, and the offending field as
+    `param`. The reason determines the HTTP status.
     """
 
     def __init__(
@@ -184,25 +162,21 @@ class RequestRefused(HermesError):
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
-        self.reason = reason
-        self.message = message
-        self.param = param
-        self.retry_after_s = retry_after_s
+        self.reason, self.message = reason, message
+        self.param, self.retry_after_s = param, retry_after_s
 
     @property
     def status(self) -> int:
         return _STATUS[self.reason]
 
     def headers(self) -> dict[str, str]:
-        """Response headers: the reason, and when to retry."""
         headers = {"x-hermes-reason": str(self.reason)}
         if self.retry_after_s is not None:
             # Jittered, so that clients that were refused together do not retry together.
             seconds = max(1.0, self.retry_after_s) * random.uniform(1.0, 2.0)
             headers["retry-after"] = str(round(seconds))
-            headers["retry-after-ms"] = str(
-                round(seconds * 1000)
-            )  # OpenAI's clients read this one first
+            # OpenAI's clients read this one first.
+            headers["retry-after-ms"] = str(round(seconds * 1000))
         if self.reason is Reason.INVALID_API_KEY:
             headers["www-authenticate"] = "Bearer"
         return headers | retry_headers(self.reason)
@@ -223,6 +197,10 @@ def written(place: Sequence[str | int]) -> str:
 
 def invalid(message: str, param: str | None = None) -> RequestRefused:
     return RequestRefused(Reason.INVALID_REQUEST, message, param)
+
+
+def invalid_value(place: str, what: str) -> RequestRefused:
+    return invalid(f"Invalid value for '{place}': {what}.", place)
 
 
 def context_exceeded(message: str, param: str | None) -> RequestRefused:

@@ -22,6 +22,7 @@ from serve_app.ingress.connection_limits import Uploads
 from serve_app.ingress.conversations import Conversations, goes_on
 from serve_app.ingress.exchange import Exchange, Exchanges
 from serve_app.ingress.objects_api import accepted, queued
+from serve_app.ingress.validation.bodies import Validator
 from serve_app.ingress.validation.headers import (
     check_content_encoding,
     check_content_type,
@@ -30,7 +31,6 @@ from serve_app.ingress.validation.headers import (
     seconds,
 )
 from serve_app.ingress.validation.structure import PIECE_BYTES
-from serve_app.ingress.validation.validator import Validator
 from serve_app.journal.entries import RequestFacts, RequestLine
 from serve_app.observability.tracing import SERVER, Span, Tracing
 from serve_app.policy.classes import CLASSES, DEFAULT_CLASS, PUBLIC_CLASSES, SERVICE_TIERS, Tenant

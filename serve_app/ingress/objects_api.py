@@ -35,10 +35,9 @@ from serve_app.ingress.objects import (
     unanswered_response,
     wanted_page,
 )
-from serve_app.ingress.validation.fields import METADATA
+from serve_app.ingress.validation.fields import METADATA, check, compiled
 from serve_app.ingress.validation.headers import last_event_id
 from serve_app.ingress.validation.structure import NotJson, read
-from serve_app.ingress.validation.walker import check, compiled
 from serve_app.journal.entries import Entry, RequestFacts, RequestLine
 from serve_app.journal.store import JournalStore
 from serve_app.policy.classes import CLASSES

@@ -26,7 +26,7 @@ from serve_app.ingress.exchange import Exchanges, Parts
 from serve_app.ingress.inference import InferenceEndpoint, Submissions
 from serve_app.ingress.slow_readers import SlowReaders
 from serve_app.ingress.status import MetricsPage, Readiness
-from serve_app.ingress.validation.validator import Validator
+from serve_app.ingress.validation.bodies import Validator
 from serve_app.journal.followers import Followers
 from serve_app.observability.order_metrics import OrderTelemetry
 from serve_app.policy.classes import ClassRules, TenantRules
@@ -104,7 +104,9 @@ class IngressProcess:
         self.submissions = Submissions(settings, self.followers.channel, base.clock)
         self.slow_readers = SlowReaders(settings.ingress.stalled_client_timeout_s, base.loops)
         self.uploads = Uploads(settings)
-        self._validator = Validator(settings, base.telemetry)
+        self._validator = Validator(
+            settings, lambda many: base.telemetry.count("hermes_ignored_fields", by=many)
+        )
         self._api_keys = ApiKeys(settings.auth)
         self.readiness = self._build_readiness()
         self.metrics = MetricsPage(

@@ -34,10 +34,7 @@ PURE = (
     "serve_app.cluster.replicas",
     "serve_app.cluster.members",
     *(f"serve_app.journal.{name}" for name in "entries events reader attempt_log".split()),
-    *(
-        f"serve_app.ingress.validation.{name}"
-        for name in "bodies fields walker structure limits effects headers".split()
-    ),
+    *(f"serve_app.ingress.validation.{name}" for name in "bodies fields structure headers".split()),
     *(module for module in MODULES if module.startswith("serve_app.policy.")),
 )
 IMPURE_LIBRARIES = {

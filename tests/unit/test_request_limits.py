@@ -11,11 +11,9 @@ import pytest
 
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
-from serve_app.ingress.validation.bodies import parse
+from serve_app.ingress.validation.bodies import Validator, check_context, parse
 from serve_app.ingress.validation.fields import INFERENCE_PATHS, TABLE
 from serve_app.ingress.validation.structure import read
-from serve_app.ingress.validation.validator import Validator, check_context
-from serve_app.observability.metrics import Telemetry
 from serve_app.settings import Settings
 from serve_app.settings.limits import HARMFUL_FIELDS, RequestLimits
 from serve_app.settings.sections import docstrings
@@ -190,7 +188,7 @@ async def test_no_request_has_more_answers_than_one_engine_has_slots_for_all(
     settings = Settings.model_validate(
         {"limits": {"max_sequences": most}, "workers": {"max_running_requests": slots}}
     )
-    validator = Validator(settings, Telemetry())
+    validator = Validator(settings, lambda _: None)
 
     def body(count: int, **more: Any) -> bytes:
         return json.dumps({"model": MODEL, "prompt": ["x"] * count, **more}).encode()

@@ -1,4 +1,5 @@
-"""The table of fields: what the body of a request may have, path by path, and how each is checked.
+"""The table of fields: what the body of a request may have, path by path, and the one walker that
+checks a value by it. Pure.
 
 A row is the field's JSON Schema: vLLM's own (settings/vllm.json, written from its request models),
 and over it what fields.toml says. `bodies.parse` checks a body by it and `/docs` shows it. A field
@@ -12,14 +13,16 @@ believe that it counts here.
 
 from __future__ import annotations
 
+import operator
+import re
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from serve_app.errors import invalid
+from serve_app.errors import RequestRefused, invalid, written
 from serve_app.ingress.validation.structure import too_many
 from serve_app.settings.limits import HARMFUL_FIELDS, RequestLimits
 from serve_app.settings.vllm_names import VLLM
@@ -31,7 +34,7 @@ PATHS: Mapping[str, Mapping[str, Any]] = {
     path: {**_RULES["paths"][own.get("of", path)], **own} for path, own in _RULES["paths"].items()
 }
 INFERENCE_PATHS = tuple(PATHS)
-_BOUNDS = ("maximum", "maxItems", "maxLength", "maxRepeats")
+_SETTABLE = ("maximum", "maxItems", "maxLength", "maxRepeats")
 """The keywords whose bound may be a setting."""
 
 
@@ -82,16 +85,6 @@ def _table(path: str) -> Schema:
 
 
 TABLE: Mapping[str, Schema] = {path: _table(path) for path in INFERENCE_PATHS}
-CHECKED: Mapping[str, Schema] = {
-    path: {
-        **table,
-        "properties": {
-            name: table["properties"][name] for name in _rules(path) if name in table["properties"]
-        },
-    }
-    for path, table in TABLE.items()
-}
-"""The rows that are checked here; vLLM's own server checks the others."""
 METADATA: Schema = _shaped({"like": "metadata"})
 
 
@@ -102,9 +95,9 @@ def documented(path: str) -> dict[str, Any]:
 
 
 def _in_words(schema: Schema) -> dict[str, Any]:
-    settings = [f"`limits.{schema[key]}`" for key in _BOUNDS if isinstance(schema.get(key), str)]
+    settings = [f"`limits.{schema[key]}`" for key in _SETTABLE if isinstance(schema.get(key), str)]
     shown = {
-        k: v for k, v in schema.items() if k != "of" and not (k in _BOUNDS and isinstance(v, str))
+        k: v for k, v in schema.items() if k != "of" and not (k in _SETTABLE and isinstance(v, str))
     }
     for key in ("items", "additionalProperties"):
         if key in schema:
@@ -127,26 +120,20 @@ _LEAST_CHARS, _MOST_CHARS = 3, 64
 
 
 def unknown_fields(path: str, request: Mapping[str, Any], limits: RequestLimits) -> Sequence[str]:
-    """The fields that nobody here knows, and that are left out.
-
-    Raises:
-        RequestRefused: `invalid_request`, for one that must not be left out, or too many.
+    """The fields that nobody here knows, and that are left out. Refuses what must not be left
+    out.
     """
     known = TABLE[path]["properties"]
     found = [name for name in request if name not in known and name not in limits.allowed_fields]
     if len(found) > _MOST_UNKNOWN:
         raise too_many("fields that are not known here", _MOST_UNKNOWN)
-    for name in found:
-        shown = name[:_NAME_CHARS]
-        why = None if request[name] is None else _why_refused(path, shown)
-        if why is None and limits.refuse_unknown_fields and request[name] is not None:
-            why = f"Unknown parameter: '{shown}'."
-        if why is not None:
-            raise invalid(why, shown)
+    for name in (name[:_NAME_CHARS] for name in found if request[name] is not None):
+        if (why := _why_refused(path, name, limits)) is not None:
+            raise invalid(why, name)
     return found
 
 
-def _why_refused(path: str, name: str) -> str | None:
+def _why_refused(path: str, name: str, limits: RequestLimits) -> str | None:
     """Why a field that is not known for this path must not be left out, if so."""
     if name in HARMFUL_FIELDS:
         return f"The field '{name}' is not allowed here; remove it."
@@ -155,7 +142,7 @@ def _why_refused(path: str, name: str) -> str | None:
         return f"{unknown} Use 'structured_outputs' instead."
     if meant := _misspelt(path, name):
         return f"{unknown} Did you mean '{meant}'?"
-    return unknown if name in _ANYWHERE else None
+    return unknown if name in _ANYWHERE or limits.refuse_unknown_fields else None
 
 
 def _misspelt(path: str, name: str) -> str | None:
@@ -176,11 +163,9 @@ def _letters(name: str) -> str:
 
 
 def _is_near(one: str, other: str) -> bool:
-    if abs(len(one) - len(other)) > 1:
-        return False
-    begin = next((at for at, (a, b) in enumerate(zip(one, other)) if a != b), None)  # noqa: B905
-    if begin is None:
-        return True
+    begin = 0
+    while one[begin : begin + 1] == other[begin : begin + 1] != "":
+        begin += 1
     rest, other_rest = one[begin:], other[begin:]
     return (
         rest[1:] == other_rest[1:]
@@ -191,13 +176,258 @@ def _is_near(one: str, other: str) -> bool:
 
 
 def rewritten(path: str, body: bytes, left_out: Collection[str]) -> bytes:
-    """The body without some of its fields, and with every other under the name that vLLM knows.
-
-    Args:
-        body: a JSON object.
-    """
+    """The body without some of its fields, and with every other under the name that vLLM knows."""
     fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     for name, meant in PATHS[path].get("meaning", {}).items():
         if (value := fields.pop(name, None)) is not None and bytes(value) != b"null":
             fields[meant] = value
     return msgspec.json.encode({k: v for k, v in fields.items() if k not in left_out})
+
+
+_WORDS = {
+    "string": "a string",
+    "array": "an array",
+    "object": "an object",
+    "boolean": "true or false",
+    "integer": "an integer",
+    "number": "a number",
+}
+_BOUNDS: Mapping[str, tuple[Callable[[Any, Any], bool], str]] = {
+    "minimum": (operator.ge, "greater than or equal to"),
+    "exclusiveMinimum": (operator.gt, "greater than"),
+    "maximum": (operator.le, "less than or equal to"),
+}
+_REPEATS = re.compile(r"\{\s*+([0-9]*+)\s*+(?:,\s*+([0-9]*+)\s*+)?+\}")
+"""Matches `{n}` and `{n,m}`."""
+_MOST_DIGITS = 6
+_MAX_PLACE_CHARS = 200
+
+Place = tuple[str | int, ...]
+
+
+class Walker:
+    """One walk over a request; `problems` is what was found: places, and sentences with the place
+    as `{}`.
+
+    It knows what the table uses of JSON Schema; `type` is a list. A value that exceeds a setting is
+    refused at once, before anything in it is looked at.
+    """
+
+    def __init__(self, limits: RequestLimits) -> None:
+        self._limits = limits
+        self.problems: list[tuple[Place, str]] = []
+
+    def refuse_worst(self, schema: Schema) -> None:
+        """Refuse by the problem deepest in the request, which says the most; of several, by the
+        first of the table.
+        """
+        if self.problems:
+            first = [(), *((name,) for name in schema["properties"])]
+            raise _refusal(*min(self.problems, key=lambda p: (-len(p[0]), first.index(p[0][:1]))))
+
+    def check(self, value: Any, schema: Schema, place: Place = ()) -> None:
+        """Check a value by a schema that `compiled` returned."""
+        further = schema["further"].get(type(value), _WRONG)
+        if further is not None:
+            further(self, value, schema, place)
+
+    def _wrong_type(self, _: Any, schema: Schema, place: Place) -> None:
+        self._wrong(place, _must_be(schema))
+
+    def _check_number(self, value: float, schema: Schema, place: Place) -> None:
+        for name, (holds, words) in _BOUNDS.items():
+            bound = schema.get(name)
+            limit = self._bound(bound)
+            if limit is not None and not holds(value, limit):
+                self._wrong(place, f"it should be {words} {limit}")
+                if limit is not bound:
+                    raise _refusal(*self.problems[-1])
+                return
+
+    def _wrong(self, place: Place, what: str) -> None:
+        self.problems.append((place, f"Invalid {'value for {}' if place else 'request'}: {what}."))
+
+    def _missing(self, place: Place) -> None:
+        self.problems.append((place, "Missing required parameter: {}."))
+
+    def _bound(self, bound: Any) -> Any:
+        return getattr(self._limits, bound) if isinstance(bound, str) else bound
+
+    def _check_text(self, text: str, schema: Schema, place: Place) -> None:
+        most = schema.get("maxLength")
+        if isinstance(most, str):
+            self._check_length(text, schema, place)
+        elif most is not None and len(text) > most:
+            self._wrong(place, f"it should have at most {most} characters")
+        if "enum" in schema and text not in schema["enum"]:
+            self._wrong(place, _must_be(schema))
+        if "pattern" in schema and not re.fullmatch(schema["pattern"], text):
+            self._wrong(place, f"it should match the pattern {schema['pattern']}")
+
+    def _check_length(self, text: str, schema: Schema, place: Place) -> None:
+        most: int = self._bound(schema["maxLength"])
+        if len(text) > most:
+            name = written(place)
+            raise invalid(f"A text in '{name}' is longer than {most} characters.", name)
+        if "maxRepeats" in schema:
+            check_repeats(text, written(place), self._bound(schema["maxRepeats"]))
+
+    def _check_size(self, value: Collection[Any], schema: Schema, place: Place) -> None:
+        if "maxItems" in schema and len(value) > (most := self._bound(schema["maxItems"])):
+            raise too_many(schema["of"], most, written(place))
+
+    def _check_array(self, value: list[Any], schema: Schema, place: Place) -> None:
+        self._check_size(value, schema, place)
+        if "maxLength" in schema:
+            for text in value:
+                if isinstance(text, str):
+                    self._check_length(text, schema, place)
+        if len(value) < schema.get("minItems", 0):
+            expected = "Expected an array with at least one element."
+            self.problems.append((place, f"Invalid {{}}: empty array. {expected}"))
+        if (items := schema.get("items")) is not None:
+            before = len(self.problems)
+            known = items["further"]
+            for index, item in enumerate(value):
+                further = known.get(type(item), _WRONG)
+                if further is not None:
+                    further(self, item, items, (*place, index))
+                    if len(self.problems) > before:
+                        break  # of very many, one is enough
+
+    def _check_object(self, value: Mapping[str, Any], schema: Schema, place: Place) -> None:
+        self._check_size(value, schema, place)
+        if "oneOf" in schema:
+            chosen = self._branch(value, schema["oneOf"], place)
+            if chosen is None:
+                return
+            schema = chosen
+        properties = schema.get("properties", {})
+        kinds = properties.get("type", {}).get("enum")
+        if kinds and "type" in value and value["type"] not in kinds:
+            self._wrong((*place, "type"), f"it must be {_one_of(kinds)}")
+            return
+        for name in schema.get("required", ()):
+            if name not in value:
+                self._missing((*place, name))
+        few, many = (value, properties) if len(value) < len(properties) else (properties, value)
+        for name in few:
+            if name in many:
+                item, rule = value[name], properties[name]
+                further = rule["further"].get(type(item), _WRONG)
+                if further is not None:
+                    further(self, item, rule, (*place, name))
+        if "additionalProperties" in schema:
+            self._check_entries(value, schema, place)
+
+    def _branch(
+        self, value: Mapping[str, Any], branches: Sequence[Schema], place: Place
+    ) -> Schema | None:
+        """The branch of a union whose `type` the value has, or that needs none."""
+
+        def fits(branch: Schema) -> bool:
+            if "type" in value:
+                return value["type"] in branch["properties"]["type"]["enum"]
+            return "type" not in branch["required"]
+
+        chosen = next(filter(fits, branches), None)
+        if chosen is None and "type" not in value:
+            self._missing((*place, "type"))
+        elif chosen is None:
+            kinds = [kind for one in branches for kind in one["properties"]["type"]["enum"]]
+            self._wrong((*place, "type"), f"it must be {_one_of(kinds)}")
+        return chosen
+
+    def _check_entries(self, value: Mapping[str, Any], schema: Schema, place: Place) -> None:
+        """Check an object whose names are the client's own."""
+        most = schema.get("maxProperties")
+        if most is not None and len(value) > most:
+            expected = f"Expected at most {most} entries, but got {len(value)} instead."
+            self.problems.append((place, f"Invalid {{}}: too many entries. {expected}"))
+        for name, item in value.items():
+            self.check(name, schema["propertyNames"], (*place, name))
+            self.check(item, schema["additionalProperties"], (*place, name))
+
+
+_WRONG = Walker._wrong_type
+_FURTHER: Mapping[str, tuple[tuple[type, ...], Callable[..., None], Set[str]]] = {
+    "object": (
+        (dict,),
+        Walker._check_object,
+        {"maxItems", "oneOf", "properties", "required", "additionalProperties"},
+    ),
+    "array": ((list,), Walker._check_array, {"maxItems", "maxLength", "minItems", "items"}),
+    "string": ((str,), Walker._check_text, {"maxLength", "enum", "pattern"}),
+    "integer": ((int,), Walker._check_number, _BOUNDS.keys()),
+    "number": ((int, float), Walker._check_number, _BOUNDS.keys()),
+    "boolean": ((bool,), Walker._check_number, set()),
+    "null": ((type(None),), Walker._check_number, set()),
+}
+"""By type: how it is in Python, and what checks its keywords."""
+
+
+def compiled(schema: Schema) -> Schema:
+    """The schema, and in `further`, by Python's types, what is left to check of a value."""
+    further = {
+        python: check if keywords & schema.keys() else None
+        for kind in schema["type"]
+        for types, check, keywords in (_FURTHER[kind],)
+        for python in types
+    }
+    inner: dict[str, Any] = {
+        key: compiled(schema[key]) for key in ("items", "additionalProperties") if key in schema
+    }
+    if "properties" in schema:
+        inner["properties"] = {name: compiled(one) for name, one in schema["properties"].items()}
+    if "oneOf" in schema:
+        inner["oneOf"] = [compiled(one) for one in schema["oneOf"]]
+    names = {"type": ["string"], **schema.get("propertyNames", {})}
+    inner["propertyNames"] = {**names, "further": {str: Walker._check_text}}
+    return {**schema, **inner, "further": further}
+
+
+def check(value: Any, schema: Schema, limits: RequestLimits) -> None:
+    """Refuse a value that is not as a schema that `compiled` returned."""
+    walker = Walker(limits)
+    walker.check(value, schema)
+    walker.refuse_worst(schema)
+
+
+def _refusal(place: Place, sentence: str) -> RequestRefused:
+    name = written(place)[:_MAX_PLACE_CHARS] or None
+    return invalid(sentence.replace("{}", f"'{name}'", 1), name)
+
+
+def check_repeats(expression: str, place: str, most: int) -> None:
+    """Refuse a regular expression or grammar that repeats something too often."""
+    for counts in _REPEATS.findall(expression):
+        for count in counts:
+            digits = count.lstrip("0")
+            if len(digits) > _MOST_DIGITS or int(digits or 0) > most:
+                raise too_many("repeats in an expression", most, place)
+
+
+def _must_be(schema: Schema) -> str:
+    words = {**_WORDS, "string": _one_of(schema["enum"])} if "enum" in schema else _WORDS
+    return "it must be " + " or ".join(w for kind, w in words.items() if kind in schema["type"])
+
+
+def _one_of(values: Sequence[str]) -> str:
+    *first, last = (f"'{value}'" for value in values)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+CHECKED: Mapping[str, Schema] = {
+    path: compiled(
+        {
+            **table,
+            "properties": {
+                name: table["properties"][name]
+                for name in _rules(path)
+                if name in table["properties"]
+            },
+        }
+    )
+    for path, table in TABLE.items()
+}
+"""The rows that are checked here; vLLM's own server checks the others."""

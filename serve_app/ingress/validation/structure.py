@@ -27,8 +27,6 @@ _BEGINNING_BYTES = 1 << 20
 _LARGE_DEPTH = 16
 """Allowed depth of values larger than a piece, because each level is scanned again."""
 
-Buffer = bytes | msgspec.Raw
-
 _decode = msgspec.json.Decoder().decode
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -38,25 +36,22 @@ _NO_MARKS = bytes(set(range(256)) - set(b",[{"))
 _NO_MARKS_OR_QUOTES = bytes(set(range(256)) - set(b'",[{'))
 _SURROGATE_HIGH, _SURROGATE_LOW = rb"[dD][89abAB][0-9a-fA-F]{2}", rb"[dD][c-fC-F][0-9a-fA-F]{2}"
 _TEXT = re.compile(
-    rb"(?:[^\"\\\x00-\x1f]{1,65536}+|\\[\"\\/bfnrt]|\\u"
-    + _SURROGATE_HIGH
-    + rb"\\u"
-    + _SURROGATE_LOW
-    + rb"|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}){1,16384}+"
+    rb"(?:[^\"\\\x00-\x1f]{1,65536}+|\\[\"\\/bfnrt]|\\u%s\\u%s"
+    rb"|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}){1,16384}+" % (_SURROGATE_HIGH, _SURROGATE_LOW)
 )
 """Matches a part of a JSON text between its quotes, without lone surrogates and without
 backtracking.
 """
 _LONE_SURROGATE = re.compile(
-    rb"\\u(?:"
-    + _SURROGATE_HIGH
-    + rb"(?!\\u"
-    + _SURROGATE_LOW
-    + rb")|"
-    + _SURROGATE_LOW
-    + rb"(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}))"
+    rb"\\u(?:%s(?!\\u%s)|%s(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}))"
+    % (_SURROGATE_HIGH, _SURROGATE_LOW, _SURROGATE_LOW)
 )
 """Matches the escape of half a pair, if no backslash before it is escaped."""
+_HALF_A_PAIR = (
+    "A text of the request contains half of a surrogate pair (an escape such as \\ud83d without "
+    "the other half), which is no character."
+)
+_LOOKED_INTO = {float, dict, list}
 
 
 class NotJson(Exception):
@@ -64,12 +59,8 @@ class NotJson(Exception):
 
 
 def read(body: bytes, limits: RequestLimits) -> Any:
-    """Parse a body. Of texts longer than a megabyte, only the beginning is kept.
-
-    Raises:
-        NotJson: the body is not JSON.
-        RequestRefused: `invalid_request`: it exceeds the limits, or contains a number or a text
-            that cannot be represented.
+    """Parse a body. Of texts longer than a megabyte, only the beginning is kept. Refuses what
+    exceeds the limits, and numbers and texts that cannot be represented.
     """
     _count(body, limits)
     text = body.strip()
@@ -84,11 +75,11 @@ def read(body: bytes, limits: RequestLimits) -> Any:
     except msgspec.ValidationError:
         raise invalid(
             "The request contains a number that cannot be represented: it is beyond 1.8e308 or "
-            "has more than 4300 digits.",
+            "has more than 4300 digits."
         ) from None
     except (msgspec.DecodeError, RecursionError) as error:
         if any(_LONE_SURROGATE.search(piece) for piece in _unescaped(body)):
-            raise _no_character() from None  # msgspec has no word of its own for it
+            raise invalid(_HALF_A_PAIR) from None  # msgspec has no word of its own for it
         raise NotJson(str(error).removeprefix("JSON is malformed: ")) from None
     if type(value) in (dict, list):
         _normalise(value, limits)
@@ -98,8 +89,8 @@ def read(body: bytes, limits: RequestLimits) -> Any:
 def _count(body: bytes, limits: RequestLimits) -> None:
     """Refuse too many values before any of them is created."""
     texts = body.count(b'"') // 2
-    values, containers = _marks(piece.translate(None, _NO_MARKS) for piece in _pieces(body))
-    if not _too_many(values, containers, texts, limits):
+    marks = (piece.translate(None, _NO_MARKS) for piece in _pieces(body))
+    if _excess(marks, texts, limits) is None:
         return  # the usual case: this count even includes the content of texts
     texts, outside = 0, []
     for piece in _unescaped(body):
@@ -109,23 +100,18 @@ def _count(body: bytes, limits: RequestLimits) -> None:
             raise too_many("texts", limits.max_texts)
         outside.append(b"".join(parts.split(b'"')[texts % 2 :: 2]))
         texts += quotes
-    values, containers = _marks(outside)
-    if problem := _too_many(values, containers, texts // 2, limits):
+    if problem := _excess(outside, texts // 2, limits):
         raise too_many(*problem)
 
 
-def _marks(pieces: Iterable[bytes]) -> tuple[int, int]:
-    """Upper bounds for the number of values, and of lists and objects."""
+def _excess(marks: Iterable[bytes], texts: int, limits: RequestLimits) -> tuple[str, int] | None:
+    """What there may be too much of: marks bound the numbers of values, and of lists and
+    objects.
+    """
     values = containers = 0
-    for piece in pieces:
+    for piece in marks:
         values += len(piece)
         containers += len(piece) - piece.count(b",")
-    return values, containers
-
-
-def _too_many(
-    values: int, containers: int, texts: int, limits: RequestLimits
-) -> tuple[str, int] | None:
     if values > limits.max_values:
         return "values", limits.max_values
     if containers > limits.max_containers:
@@ -140,11 +126,7 @@ def too_many(what: str, limit: int, param: str | None = None) -> RequestRefused:
 
 
 def _pieces(body: bytes) -> Iterator[bytes]:
-    if len(body) <= PIECE_BYTES:
-        yield body
-        return
-    for start in range(0, len(body), PIECE_BYTES):
-        yield body[start : start + PIECE_BYTES]
+    return (body[start : start + PIECE_BYTES] for start in range(0, len(body), PIECE_BYTES))
 
 
 def _unescaped(body: bytes) -> Iterator[bytes]:
@@ -160,7 +142,7 @@ def _unescaped(body: bytes) -> Iterator[bytes]:
     yield rest
 
 
-def _load(raw: Buffer, depth: int) -> Any:
+def _load(raw: bytes | msgspec.Raw, depth: int) -> Any:
     """Like `msgspec.json.decode`, except that long texts are shortened and each step is short."""
     if len(raw) <= PIECE_BYTES:
         return _decode(raw)
@@ -175,13 +157,6 @@ def _load(raw: Buffer, depth: int) -> Any:
     return _long_text(view) if kind == ord('"') else _decode(view)
 
 
-def _no_character() -> RequestRefused:
-    return invalid(
-        "A text of the request contains half of a surrogate pair (an escape such as \\ud83d "
-        "without the other half), which is no character.",
-    )
-
-
 def _long_text(quoted: memoryview) -> str:
     """The beginning of a text, after all of it was checked."""
     whole = bytes(quoted)
@@ -194,7 +169,7 @@ def _long_text(quoted: memoryview) -> str:
         part = _TEXT.match(quoted, position, min(end, position + PIECE_BYTES // 2))
         if part is None:
             if _LONE_SURROGATE.match(quoted, position):
-                raise _no_character()
+                raise invalid(_HALF_A_PAIR)
             raise NotJson(f"a string contains an invalid character (near byte {position} of it)")
         utf8.decode(part.group())
         position = part.end()
@@ -220,6 +195,3 @@ def _normalise(value: Any, limits: RequestLimits, level: int = 1) -> None:
                 value[place] = int(item)
         elif kind in _LOOKED_INTO:
             _normalise(item, limits, level + 1)
-
-
-_LOOKED_INTO = {float, dict, list}
