@@ -23,7 +23,7 @@ from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.contract import Cause, CompletionStats, NotResumed, Reason, State
 from serve_app.errors import MESSAGES, RequestRefused
-from serve_app.journal.attempt_log import AttemptLog, AttemptState, Pause
+from serve_app.journal.attempt_log import AttemptLog, AttemptState
 from serve_app.journal.entries import REQUEST_ID, AttemptFacts, Head, RequestFacts, Summary
 from serve_app.journal.events import EventNumberer
 from serve_app.journal.usage import Usage, reasoning_tokens
@@ -34,7 +34,6 @@ from workers.replay import AnswerTooLarge, CannotContinue, Recorded
 
 log = logging.getLogger("hermes.worker")
 
-_KEPT_HEADERS = ("content-type",)
 _ERROR_EVENT = b'data: {"error"'
 """With this begins what vLLM's server sends when it fails after the status of a stream."""
 
@@ -77,8 +76,10 @@ class Attempt:
         clock: RedisClock,
         recorded: Recorded | None = None,
     ) -> None:
-        self.journal = journal
-        self.facts = facts
+        self.journal, self.facts = journal, facts
+        self.request_id, self.pause = journal.request_id, journal.pause
+        self.created_s = facts.admitted_ms / 1000
+        """The response's creation time, which is the same in every attempt."""
         self.stopped: State | Cause | None = None
         """The kind of the first stop."""
         self.lost: CannotContinue | AnswerTooLarge | None = None
@@ -113,26 +114,12 @@ class Attempt:
         self._last_s: float | None = None
 
     @property
-    def request_id(self) -> str:
-        return self.journal.request_id
-
-    @property
-    def pause(self) -> Pause:
-        """When an engine keeps what this request makes."""
-        return self.journal.pause
-
-    @property
     def open(self) -> bool:
         return self.journal.state is AttemptState.OPEN
 
     @property
     def engine_failed(self) -> bool:
         return self.stopped is Cause.ENGINE_FAILED
-
-    @property
-    def created_s(self) -> float:
-        """The response's creation time, which is the same in every attempt: the admission time."""
-        return self.facts.admitted_ms / 1000
 
     @property
     def answered(self) -> bool:
@@ -226,10 +213,8 @@ class Attempt:
 
     def stop(self, kind: State | Cause, why: Why | None = None) -> None:
         """Append the last entry; later stops are nothing. The record that is not complete goes with
-        it, unless the engine or its server has failed, or the answer is cut at another place.
-
-        Args:
-            why: of a request that ends without an answer.
+        it, unless the engine or its server has failed, or the answer is cut at another place. `why`
+        is that of a request that ends without an answer.
         """
         if not self.open:
             return
@@ -242,7 +227,11 @@ class Attempt:
         if isinstance(why, RequestRefused):
             self._refuse(why)
         elif isinstance(why, Exception):
-            self._lose(why)
+            self.lost = why
+        if isinstance(why, CannotContinue):
+            self._telemetry.count("hermes_requests_not_resumed", why.cause)
+            extra = about(self.request_id, self.facts.tenant, why.reason)
+            log.warning("request %s cannot be continued: %s", self.request_id, why, extra=extra)
         completed = kind is State.COMPLETED
         if completed and b'"reasoning_tokens"' in (last := b"".join(self._body)):
             self._reasoning_tokens = reasoning_tokens(last, self._streamed)
@@ -278,13 +267,6 @@ class Attempt:
             self._body, self._numberer = [failure.body()], EventNumberer()
         elif self.recorded.head is not None:
             self.head = self.recorded.head  # what was sent stays true
-
-    def _lose(self, why: CannotContinue | AnswerTooLarge) -> None:
-        self.lost = why
-        if isinstance(why, CannotContinue):
-            self._telemetry.count("hermes_requests_not_resumed", why.cause)
-            extra = about(self.request_id, self.facts.tenant, why.reason)
-            log.warning("request %s cannot be continued: %s", self.request_id, why, extra=extra)
 
     def _end_early(self, why: CannotContinue | AnswerTooLarge) -> NoReturn:
         """End the request, and the engine's work on it."""
@@ -323,11 +305,7 @@ class Attempt:
             waiting.set()
 
     def regenerate(self, tokens: int, allowed: int) -> None:
-        """That many tokens are generated a second time, of `allowed` in the whole request.
-
-        Raises:
-            CannotContinue: they are too many.
-        """
+        """That many tokens are generated a second time, of `allowed` in the whole request."""
         self._regenerated += tokens
         if self._regenerated > allowed:
             why = f"more than {allowed} tokens would have to be generated again"
@@ -348,11 +326,7 @@ class Attempt:
         self.recorded = Recorded(began_ms=self.recorded.began_ms)
 
     def fail_continuation(self, cause: NotResumed, why: str) -> NoReturn:
-        """The recorded part cannot be continued exactly: end the request.
-
-        Raises:
-            CannotContinue: always, to end the engine's work on the request.
-        """
+        """The recorded part cannot be continued exactly: end the request."""
         self._end_early(CannotContinue(cause, why))
 
     # -- what the engine produces -----------------------------------------------------------------
@@ -411,7 +385,7 @@ class Attempt:
             return
         if message["type"] == "http.response.start":
             headers = [(k.decode().lower(), v.decode("latin-1")) for k, v in message["headers"]]
-            kept = [(k, v) for k, v in headers if k in _KEPT_HEADERS]
+            kept = [(k, v) for k, v in headers if k == "content-type"]
             self.head = Head(message["status"], kept, logprobs_of_text=True)
             self._streamed = self.head.streamed
             return

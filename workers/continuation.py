@@ -91,10 +91,7 @@ class Continuation:
 
     def replay(self, recorded: Output) -> RequestOutput:
         """A recorded output as the engine gave it, after checking that the detokenizer produces the
-        same text.
-
-        Raises:
-            CannotContinue: the text differs, so this is not the tokenizer of the recorded attempt.
+        same text: this is the tokenizer of the recorded attempt.
         """
         if recorded.cached_tokens is not None:
             self._cached_tokens = recorded.cached_tokens
@@ -107,13 +104,8 @@ class Continuation:
     async def continued(
         self, options: dict[str, Any], again: Callable[[int], None]
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The engine's new outputs: at most the tokens that remain.
-
-        Args:
-            again: called with numbers of tokens that the engine has computed again.
-
-        Raises:
-            CannotContinue: the engine has generated other tokens than the first time.
+        """The engine's new outputs: at most the tokens that remain. `again` is told numbers of
+        tokens that the engine has computed again.
         """
         open_ones = [sequence for sequence in self._sequences if not sequence.finished]
         new = merge_async_iterators(
@@ -209,11 +201,7 @@ class _Sequence:
                     return
 
     def _without_what_is_known(self, item: CompletionOutput, repeated: int, known: int) -> int:
-        """Take the tokens that the journal has out of an output; returns how many.
-
-        Raises:
-            CannotContinue: they are not the journal's.
-        """
+        """Take the tokens that the journal has out of an output; returns how many."""
         again = list(item.token_ids[: known - repeated])
         if again != self.token_ids[repeated : repeated + len(again)] or (
             item.finish_reason is not None and len(item.token_ids) == len(again)

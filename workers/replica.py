@@ -204,11 +204,8 @@ class WorkerReplica:
         await self._engine.check_health()
 
     async def execute(self, request_id: str, epoch: int, replica: str, cause: str = "") -> str:
-        """Work on a request until it has ended. Returns an `AttemptResult`, encoded.
-
-        Args:
-            replica: used by the router only; older ingresses send a session.
-            cause: why the previous attempt ended.
+        """Work on a request until it has ended. Returns an `AttemptResult`, encoded. `replica` is
+        for the router, `cause` why the previous attempt ended.
 
         Raises:
             EngineFailed: the attempt is lost; the journal holds its progress.
@@ -312,10 +309,8 @@ class WorkerReplica:
     async def _resolve_fence(
         self, request_id: str, ours: CompletionStats | None = None
     ) -> AttemptResult:
-        """Whether the terminal entry (the request has ended) or another attempt fenced this one.
-
-        Args:
-            ours: what this attempt has written; None if it was not opened.
+        """Whether the terminal entry (the request has ended) or another attempt fenced this one,
+        which has written `ours`; None if it was not opened.
         """
         try:
             record = await self._store.record(request_id)

@@ -224,11 +224,7 @@ class RecordingClient:
 
 
 def _check_room(params: SamplingParams, tokenizer: Any) -> None:
-    """The second model runner has room for so much of a request; with more its engine ends.
-
-    Raises:
-        VLLMValidationError: the request has more.
-    """
+    """The second model runner has room for so much of a request; with more its engine ends."""
     if params.min_tokens and len(params.stop_token_ids or ()) > _MOST_STOPS:
         raise VLLMValidationError(
             f"Beside 'min_tokens', at most {_MOST_STOPS} 'stop_token_ids' are allowed.",
@@ -249,9 +245,6 @@ def _check_followed(output: RequestOutput, params: SamplingParams) -> None:
     """The engine ends a request as if by a defect when it cannot compile its grammar, when no token
     may follow in it, as in a grammar that never ends (`root ::= "a" root`), and when its grammar
     holds up the others (`workers/engine_plugin.py`).
-
-    Raises:
-        VLLMValidationError: that is so.
     """
     errors = (item for item in output.outputs if item.finish_reason == "error")
     if params.structured_outputs is not None and any(errors):

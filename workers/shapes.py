@@ -89,9 +89,6 @@ def _saying_why(validate: Any, payload: Any, **options: Any) -> None:
 def prepare(params: SamplingParams, backend: str) -> None:
     """Hand the engine only JSON schemas that its backend obeys, and nothing that would end it or
     hold it up.
-
-    Raises:
-        VLLMValidationError: it would not; from `NotObeyed`.
     """
     shape = params.structured_outputs
     if shape is None or backend != "xgrammar":
@@ -152,12 +149,6 @@ def _made(text: str) -> Any:
 def check_grammar(text: str) -> None:
     """Refuse what an engine would not survive, or what would hold it up. A text that xgrammar
     cannot read is left to vLLM, which reads it, too.
-
-    Args:
-        text: in EBNF or in Lark's syntax.
-
-    Raises:
-        NotObeyed: it is such a grammar.
     """
     lark = grammar_is_likely_lark(text)
     _check("grammar", Grammar.from_lark if lark else Grammar.from_ebnf, text)

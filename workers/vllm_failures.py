@@ -101,8 +101,11 @@ def failure_of(error: BaseException, path: str, body: bytes, attempt: Attempt) -
         VLLMServerError,
     )
 
-    if (found := _not_obeyed(error)) is not None:
-        return _of_schema(found, body)
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, NotObeyed):
+        cause = cause.__cause__
+    if cause is not None:
+        return _of_schema(cause, body)
     if isinstance(error, VLLMNotFoundError):
         return RequestRefused(Reason.NOT_FOUND, _cleaned(error))
     told = isinstance(error, VLLMClientError)
@@ -128,13 +131,6 @@ def _mistake(message: str, param: str | None, path: str) -> RequestRefused:
     if too_long:
         return context_exceeded(message, param)
     return RequestRefused(Reason.INVALID_REQUEST, message, param=param)
-
-
-def _not_obeyed(error: BaseException | None) -> NotObeyed | None:
-    """Why vLLM was told to refuse a request's schema or grammar, if that is the reason."""
-    while error is not None and not isinstance(error, NotObeyed):
-        error = error.__cause__
-    return error
 
 
 def _of_schema(error: NotObeyed, body: bytes) -> RequestRefused:

@@ -44,10 +44,8 @@ _End = tuple[State, Reason | None, Summary, int | None]
 
 
 class AttemptState(Enum):
-    """The life of an attempt on its worker: open, then stopping, then ended or fenced.
-
-    `AttemptLog.stop` leaves `OPEN`, once. `AttemptLog.close` leaves any state for one of the last
-    two, of which the first counts.
+    """The life of an attempt on its worker. `AttemptLog.stop` leaves `OPEN`, once;
+    `AttemptLog.close` leaves any state for one of the last two, of which the first counts.
     """
 
     OPEN = auto()
@@ -167,12 +165,9 @@ class AttemptLog:
         summary: Summary | None = None,
         compression_level: int | None = None,
     ) -> None:
-        """Append the last entry. A `State` is the request's end; with a `Cause` the attempt is
-        given up, and another one continues the request.
-
-        Args:
-            summary: of the request, which has ended.
-            compression_level: of the transcript in the terminal entry; None: it has none.
+        """Append the last entry. A `State` is the request's end, with a summary, and with a
+        transcript unless its compression level is None; with a `Cause` the attempt is given up, and
+        another one continues the request.
         """
         if self.state is not AttemptState.OPEN:
             return
@@ -352,10 +347,7 @@ class Pause:
     def holds(self, wake: Callable[[], None]) -> bool:
         """Whether a running request's new output waits (hot path); it is asked for the first of
         those that wait. What a client waits for must not: the first output of a request, its end,
-        an error.
-
-        Args:
-            wake: called at the end of the pause.
+        an error. `wake` is called at the end of the pause.
         """
         if not self.on:
             return False

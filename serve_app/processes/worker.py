@@ -12,21 +12,16 @@ from serve_app.settings import Settings
 from workers.engine import Engine
 from workers.loop_watch import LoopWatch
 from workers.replica import WorkerParts, WorkerReplica
+from workers.simulated_engine import SimulatedEngine, SimulatedVllm, arguments_of
+from workers.vllm_engine import VllmEngine
 
 log = logging.getLogger("hermes.worker")
 
 
 def make_engine(settings: Settings) -> Engine:
     if settings.engine.kind == "simulated":
-        from workers.simulated_engine import SimulatedEngine, arguments_of
-
-        if arguments_of(settings).vllm is None:
-            return SimulatedEngine(settings)
-        from workers.simulated_core import SimulatedVllm
-
-        return SimulatedVllm(settings)
-    from workers.vllm_engine import VllmEngine
-
+        under_vllm = arguments_of(settings).vllm is not None
+        return SimulatedVllm(settings) if under_vllm else SimulatedEngine(settings)
     return VllmEngine(settings)
 
 

@@ -21,7 +21,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from serve_app.observability.metrics import Telemetry
 from serve_app.settings import load_settings
 from tests.engine.resume_helpers import ARGS, EngineThread, Written, attempt, request
-from workers.simulated_core import SimulatedVllm
+from workers.simulated_engine import SimulatedVllm
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 FAULTS = {"DIE": "fail"}

@@ -60,7 +60,7 @@ OWNERS = {
     "xgrammar": ("workers.shapes",),
     "vllm": (
         "workers.vllm_engine",
-        "workers.simulated_core",
+        "workers.simulated_engine",
         "workers.resumable",
         "workers.shapes",
         "workers.engine_plugin",
