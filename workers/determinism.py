@@ -17,7 +17,7 @@ from typing import Any
 
 from serve_app.contract import item_name
 from workers.attempt import current
-from workers.patches import wrap
+from workers.engine_plugin import wrap
 
 _RESPONSES = "vllm.entrypoints.openai.responses"
 _PACKAGES = (

@@ -67,7 +67,6 @@ class Engine(Protocol):
         Raises:
             SettingsError: an engine argument is unknown or impossible.
         """
-        ...
 
     async def serve(
         self, request_id: str, line: RequestLine, body: bytes, attempt: Attempt
@@ -78,21 +77,17 @@ class Engine(Protocol):
         Raises:
             EngineFailed: the engine died or broke; `attempt.engine_failed` is set.
         """
-        ...
 
     def report(self, name: str) -> EngineReport | None:
         """What the memory of the engine of this worker's lease holds, and how much of that is used;
         None of one that has none.
         """
-        ...
 
     async def check_health(self) -> None:
         """Raise if it cannot serve."""
-        ...
 
     async def stop(self) -> None:
         """End its processes."""
-        ...
 
 
 class EngineHealth:

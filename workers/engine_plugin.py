@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import logging
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from serve_app import timings
-from workers.patches import wrap
 
 PRIOR = "hermes_prior_token_ids"
 """Key in `SamplingParams.extra_args`: ids of the output tokens of earlier attempts. No client sets
@@ -129,3 +130,34 @@ def _ended(accept: Any, self: Any, request: Any, token_ids: list[int]) -> bool:
         log.warning("grammar_over_budget request=%s spent_s=%.1f", request.request_id, spent.s)
         return False
     return bool(accept(self, request, token_ids))
+
+
+# -- functions of ours around vLLM's: each gets vLLM's own first, and then its arguments -----------
+
+
+def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """A method of a class, or a function where it is defined; once in a process."""
+    if not hasattr(function := getattr(owner, name), "__wrapped__"):
+        setattr(owner, name, _wrapped(function, around))
+
+
+def replace(function: Callable[..., Any], around: Callable[..., Any]) -> None:
+    """In all modules of vLLM, which import it by name; once in a process."""
+    if hasattr(function, "__wrapped__"):
+        return
+    wrapped = _wrapped(function, around)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("vllm.") and vars(module).get(function.__name__) is function:
+            setattr(module, function.__name__, wrapped)
+
+
+def _wrapped(function: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapped(*args: Any, **options: Any) -> Any:
+        return around(function, *args, **options)
+
+    @functools.wraps(function)
+    async def awaited(*args: Any, **options: Any) -> Any:
+        return await around(function, *args, **options)
+
+    return awaited if inspect.iscoroutinefunction(function) else wrapped

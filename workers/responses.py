@@ -26,7 +26,7 @@ from vllm.exceptions import VLLMValidationError
 
 from serve_app.contract import INPUT_TOKENS
 from workers.attempt import current
-from workers.patches import wrap
+from workers.engine_plugin import wrap
 
 Render = Callable[..., Awaitable[Any]]
 _KEPT_ROLES = ("system", "developer")

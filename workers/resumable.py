@@ -29,13 +29,12 @@ from serve_app.journal.attempt_log import Pause
 from serve_app.policy.classes import engine_priority
 from serve_app.settings import DEFAULT_TENANT
 from workers import shapes
+from workers.answers import merged, of_the_text
 from workers.attempt import Attempt, current
-from workers.both_ways import merged
 from workers.continuation import Continuation, needs_regeneration, unsupported_reason
 from workers.engine import Progress
 from workers.engine_plugin import PRIOR
 from workers.replay import CannotContinue, TokenLogprobs
-from workers.text_logprobs import of_the_text
 
 _TOO_WIDE = "The request contains an integer of more than 64 bits, which the engine cannot take."
 """vLLM cannot send it to the engine's process, and reports an error of its own."""

@@ -24,7 +24,7 @@ from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
 from vllm.v1.structured_output.utils import grammar_is_likely_lark
 from xgrammar import Grammar
 
-from workers.patches import replace, wrap
+from workers.engine_plugin import replace, wrap
 from workers.schemas import NotObeyed, prepared, prepared_in_tag
 
 _TERM = r"([\w.-]+)(?:\{(\d+), (-?\d+)\})?"

@@ -20,7 +20,7 @@ import msgspec
 from serve_app.contract import INPUT_TOKENS, RESPONSES, Reason, called
 from serve_app.errors import MESSAGES, RequestRefused, context_exceeded, invalid, written
 from workers.attempt import Attempt, current
-from workers.patches import replace
+from workers.engine_plugin import replace
 from workers.request_body import as_vllm_takes
 from workers.schemas import NotObeyed
 

@@ -27,7 +27,7 @@ from tests.engine.contents import alike
 from tests.engine.resume_helpers import EngineThread
 from tests.journal.in_process import in_process, settings_of
 from tests.tables import Failures, each
-from workers.both_ways import Pieced
+from workers.answers import Pieced
 
 EACH_PATH, AT_ONCE = 80, 8
 PYTHON = re.compile(

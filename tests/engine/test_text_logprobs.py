@@ -15,7 +15,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import SamplingParams
 
 from tests.tables import each
-from workers.text_logprobs import of_the_text
+from workers.answers import of_the_text
 
 END, SPECIAL = 1, 2
 Delta = tuple[str, list[str], str | None, int | str | None]

@@ -68,8 +68,7 @@ OWNERS = {
         "workers.determinism",
         "workers.vllm_failures",
         "workers.responses",
-        "workers.both_ways",
-        "workers.text_logprobs",
+        "workers.answers",
     ),
     "ray": ("serve_app.cli.deploy_code", "serve_app.deploy", "serve_app.cluster.serve_router"),
     "prometheus_client": (
