@@ -59,12 +59,9 @@ class Attempt:
     as the serving layer has an output of it. So every attempt consumes the outputs in the order of
     the journal, and produces the bytes in one order.
 
-    If older attempts have left a part of the response (`recorded`), the serving layer produces its
-    bytes again from the recorded outputs. They are compared with the journal's bytes and not
-    appended; later bytes are new.
-
-    Args:
-        recorded: what older attempts have left; None for the first.
+    If older attempts have left a part of the response (`recorded`; None for the first), the serving
+    layer produces its bytes again from the recorded outputs. They are compared with the journal's
+    bytes and not appended; later bytes are new.
     """
 
     def __init__(

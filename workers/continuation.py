@@ -57,10 +57,8 @@ def unsupported_reason(prompt: Any, params: SamplingParams) -> str:
 
 
 class Continuation:
-    """One call to the engine's `generate`, from its recorded outputs on.
-
-    Args:
-        params: of the whole generation, as the serving layer created them.
+    """One call to the engine's `generate`, from its recorded outputs on, with the parameters of the
+    whole generation.
     """
 
     def __init__(

@@ -28,12 +28,7 @@ log = logging.getLogger("hermes.worker")
 
 
 class LoopWatch:
-    """Watches the loop that starts it.
-
-    Args:
-        held_s: CPU seconds that one step of one request may take.
-        telemetry: counts the steps that took longer.
-    """
+    """Watches the loop that starts it: one step of one request may take `held_s` of CPU time."""
 
     def __init__(self, held_s: float, telemetry: Telemetry | None = None) -> None:
         self._held_s = held_s

@@ -120,11 +120,7 @@ class WorkerParts:
 
 class WorkerReplica:
     """One engine and the requests it works on, an attempt at each: open it, let the engine answer
-    into the journal, and end the request.
-
-    Args:
-        name: under which it holds its lease and opens attempts.
-        cluster: the name of its Ray cluster, see `Membership`.
+    into the journal, and end the request. It holds its lease and opens attempts under `name`.
     """
 
     def __init__(

@@ -83,7 +83,7 @@ def _allow_tools(request: dict[str, Any], within: bool) -> None:
         return
     allowed: Any = choice.get("allowed_tools") if within else choice
     names = allowed.get("tools") if isinstance(allowed, dict) else None
-    if isinstance(tools, list) and isinstance(names, list):  # an older ingress lets others through
+    if isinstance(tools, list) and isinstance(names, list):
         found = {called(one) for one in names}
         request["tools"] = [tool for tool in tools if called(tool) in found]
         request["tool_choice"] = allowed.get("mode")

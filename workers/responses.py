@@ -9,7 +9,7 @@ The ingress has put the earlier items into the input already (`serve_app/ingress
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from types import SimpleNamespace
@@ -28,7 +28,6 @@ from serve_app.contract import INPUT_TOKENS
 from workers.attempt import current
 from workers.engine_plugin import wrap
 
-Render = Callable[..., Awaitable[Any]]
 _KEPT_ROLES = ("system", "developer")
 _RESULTS = ("function_call_output", "custom_tool_call_output", "mcp_approval_response")
 
@@ -152,7 +151,7 @@ async def _ended(stream: Callable[..., Any], *args: Any, **more: Any) -> AsyncIt
 
 
 async def _fitted(
-    render: Render, longest: int, request: ResponsesRequest, earlier: Any, **options: Any
+    render: Any, longest: int, request: ResponsesRequest, earlier: Any, **options: Any
 ) -> Any:
     """Render a request. With `truncation: auto`, its oldest items are left out until the prompt and
     the answer fit; vLLM alone would cut into the first tokens, a system prompt included. What no
@@ -179,7 +178,9 @@ async def _fitted(
 
     found = await fitting(request.input)
     items = request.input if isinstance(request.input, list) else []
-    begins = _begins(items) if found is None else []
+    begins: list[int] = []
+    if found is None:  # not with a result, whose call would be missing
+        begins = [at for at in range(1, len(items)) if _of(items[at], "type") not in _RESULTS]
     while begins:  # fewer items are fewer tokens
         middle = len(begins) // 2
         if (less := await fitting(_from(items, begins[middle]))) is not None:
@@ -189,11 +190,6 @@ async def _fitted(
     if found is not None:
         return found
     return await render(with_input(request.input), earlier, **options)
-
-
-def _begins(items: Sequence[Any]) -> list[int]:
-    """Where the rest of an input may begin: not with a result, whose call would be missing."""
-    return [at for at in range(1, len(items)) if _of(items[at], "type") not in _RESULTS]
 
 
 def _from(items: Sequence[Any], begin: int) -> list[Any]:

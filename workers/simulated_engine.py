@@ -19,7 +19,7 @@ from contextlib import aclosing
 from enum import StrEnum
 from itertools import chain, count, islice
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -197,15 +197,6 @@ def arguments_of(settings: Settings) -> SimulatedArguments:
         raise SettingsError(f"settings: engine.args (simulated): {error}") from None
 
 
-class Member(Protocol):
-    """One sequence in the batch; each step gives it one more token."""
-
-    prompt_tokens: int
-    produced: int
-
-    def step(self) -> None: ...
-
-
 class Batch:
     """What runs, and the clock of its steps: each gives one token to every member, and is due when
     the one before it is, and its own time, are over; a late step does not delay the next.
@@ -216,19 +207,20 @@ class Batch:
             1e3 / arguments.tokens_per_s, request_ms=arguments.prefill_ms
         )
         self._stepped = stepped
-        self._members: set[Member] = set()
+        self._members: set[_Running | _Sequence] = set()
+        """Each step gives them one more token."""
         self._work = asyncio.Event()
         self._steps: asyncio.Task[None] | None = None
         self.failed = False
 
-    async def join(self, member: Member) -> None:
+    async def join(self, member: _Running | _Sequence) -> None:
         await asyncio.sleep(self._timing.request_ms / 1e3)
         if self._steps is None:
             self._steps = asyncio.create_task(self._step(), name="simulated-steps")
         self._members.add(member)
         self._work.set()
 
-    def leave(self, member: Member) -> None:
+    def leave(self, member: _Running | _Sequence) -> None:
         self._members.discard(member)
 
     def stop(self) -> None:
@@ -304,9 +296,7 @@ class _Running:
 
 
 class SimulatedEngine:
-    """The engine interface without an engine. Its fingerprint is constant, because the text depends
-    on nothing but the prompt.
-    """
+    """Without vLLM. Its fingerprint is constant: the text depends on nothing but the prompt."""
 
     name = fingerprint = "simulated"
 

@@ -198,10 +198,8 @@ class VllmEngine:
 
 
 def engine_arguments(settings: Settings) -> Namespace:
-    """The settings as arguments of vLLM's own server, validated by vLLM's parser.
-
-    Raises:
-        SettingsError: one line that names the setting.
+    """The settings as arguments of vLLM's own server, validated by vLLM's parser. A `SettingsError`
+    is one line that names the setting.
     """
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.exceptions import VLLMClientError
@@ -398,11 +396,8 @@ class EngineUsage:
             self._preemptions += iteration.num_preempted_reqs
 
     def report(self, name: str, config: Any, idle: bool) -> EngineReport:
-        """What others may know.
-
-        Args:
-            config: vLLM's, after the engine has started.
-            idle: no request uses the engine; the latest statistics are of a step in which some did.
+        """What others may know, by the config of vLLM's started engine. If that is idle, the latest
+        statistics are of a step in which some request used it.
         """
         cache = config.cache_config
         blocks = cache.num_gpu_blocks or 0

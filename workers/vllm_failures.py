@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -136,7 +136,7 @@ def _mistake(message: str, param: str | None, path: str) -> RequestRefused:
 def _of_schema(error: NotObeyed, body: bytes) -> RequestRefused:
     """What the engine's answers would not obey, by the function or field that has it."""
     message, request = _cleaned(error), msgspec.json.decode(body)
-    param = _shape_in(request)  # as text in another
+    param = next((name for name in _SHAPES if name in request), None)  # as text in another
     parts = (one for name in _SHAPES for one in _parts(request.get(name), [name]))
     if error.schema is not None:
         place = next((place for place, part in parts if part == error.schema), None)
@@ -146,10 +146,6 @@ def _of_schema(error: NotObeyed, body: bytes) -> RequestRefused:
     return RequestRefused(Reason.INVALID_REQUEST, message, param=param)
 
 
-def _shape_in(request: Mapping[str, Any]) -> str | None:
-    return next((name for name in _SHAPES if name in request), None)
-
-
 def _named_in(message: str, path: str) -> str | None:
     """The field of the request that vLLM's sentence begins with or is about."""
     request = msgspec.json.decode(asked.get()[1])
@@ -157,7 +153,7 @@ def _named_in(message: str, path: str) -> str | None:
     if begins and begins[1] in request:
         return begins[1]
     if _OF_SHAPE.search(message):
-        return _shape_in(request)
+        return next((name for name in _SHAPES if name in request), None)
     return _read(path) if _OF_WHAT_IS_READ.search(message) else None
 
 
@@ -265,16 +261,17 @@ Error = Mapping[str, Any]
 
 def refusal_of(errors: Sequence[Error], body: Any, root: str | None = None) -> RequestRefused:
     """The refusal of a request. Of a union's branches those count whose type or role is that of the
-    request, and of their errors the deepest.
-
-    Args:
-        body: the request, to tell its fields from the names of pydantic's branches.
-        root: the field in which the errors are; None if their places begin at the request.
+    request, and of their errors the deepest. `body` tells the request's fields from the names of
+    pydantic's branches; if the errors' places do not begin at the request, `root` has them.
     """
     placed = [(error, _place(error["loc"], body, error["type"] == "missing")) for error in errors]
     others = [error for error in errors if _is_of_another_branch(error)]
     branches = {tuple(error["loc"][:-1]) for error in others}
-    fitting = [one for one in placed if not _is_within(one[0], branches)]
+    fitting = [
+        (error, place)
+        for error, place in placed
+        if not any(tuple(error["loc"][:end]) in branches for end in range(len(error["loc"]) + 1))
+    ]
     wrong = [one for one in placed if one[0] in others]
     depth = max((len(place) for _, place in fitting), default=0)
     if not fitting or any(len(place) > depth for _, place in wrong):
@@ -293,11 +290,6 @@ def _is_of_another_branch(error: Error) -> bool:
     return error["type"] == "literal_error" and name in _KINDS and named
 
 
-def _is_within(error: Error, branches: Set[tuple[Any, ...]]) -> bool:
-    loc = tuple(error["loc"])
-    return any(loc[:end] in branches for end in range(len(loc) + 1))
-
-
 def _place(loc: Sequence[Any], body: Any, missing: bool) -> list[str | int]:
     """The fields of the request in pydantic's location; the last of it may be missing there."""
     place: list[str | int] = []
@@ -312,7 +304,9 @@ def _place(loc: Sequence[Any], body: Any, missing: bool) -> list[str | int]:
 
 
 def _sentence(errors: Sequence[Error], place: str | None) -> str:
-    errors = [error for error in errors if not _is_of_type(error)] or errors
+    # Of a branch for another kind of value the other branches' errors say more.
+    of_type = {*_MUST_BE, "literal_error"}
+    errors = [error for error in errors if error["type"] not in of_type] or errors
     found = list(dict.fromkeys(_what_is_wrong(error) for error in errors))
     if errors[0]["type"] == "missing" and place:
         return f"Missing required parameter: '{place}'."
@@ -329,11 +323,6 @@ def _sentence(errors: Sequence[Error], place: str | None) -> str:
         found = ["it must be " + " or ".join(text.removeprefix("it must be ") for text in found)]
     what = found[0] if len(found) == 1 else "it has none of the forms that are allowed here"
     return f"Invalid value for '{place}': {what}." if place else f"Invalid request: {what}."
-
-
-def _is_of_type(error: Error) -> bool:
-    """Whether a branch is for another kind of value; then the other branches' errors say more."""
-    return error["type"] in _MUST_BE or error["type"] == "literal_error"
 
 
 def _what_is_wrong(error: Error) -> str:

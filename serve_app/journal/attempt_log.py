@@ -38,7 +38,6 @@ _PLANNED_SHARE = 0.9
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[tuple[int, int, dict[bytes, bytes]]])
 
-
 _End = tuple[State, Reason | None, Summary, int | None]
 """Of a request; last the compression level of the transcript in it, None for no transcript."""
 
@@ -138,14 +137,10 @@ class AttemptLog:
         head: Head | None = None,
         used: tuple[int, ...] = (),
     ) -> None:
-        """Add engine outputs (`Output`s as lists) and the response bytes that they produced.
-
-        Args:
-            body: response bytes in pieces that an entry does not split: whole numbered events of
-                a stream, otherwise of at most `ENTRY_BYTES`.
-            events: number of the last event so far.
-            head: with the first bytes.
-            used: the numbers of a `Usage`, so far.
+        """Add engine outputs (`Output`s as lists) and the response bytes that they produced, in
+        pieces that an entry does not split: whole numbered events of a stream, otherwise of at most
+        `ENTRY_BYTES`. `events` is the number of the last event so far, `used` has the numbers of a
+        `Usage` so far; a `head` comes with the first bytes.
         """
         if self.state is not AttemptState.OPEN:
             return
@@ -305,12 +300,9 @@ class Pause:
 
     For each entry of a turn it lasts 1/`timings.ENTRIES_PER_S`, and it ends right behind the
     engine's last step in this time, so that no output has waited for nothing. There is none if
-    fewer than two steps fit in: nothing would be merged.
+    fewer than two steps fit in: nothing would be merged. No output waits longer than `longest_s`.
 
     `on`: whether outputs of the next step wait.
-
-    Args:
-        longest_s: no output waits longer. 0: there is no pause.
     """
 
     def __init__(self, longest_s: float = 0.0) -> None:

@@ -198,7 +198,7 @@ class Head(msgspec.Struct, frozen=True):
     status: int
     headers: list[tuple[str, str]]
     logprobs_of_text: bool = False
-    """Whether it has log probabilities of its text alone, and not of every token as before."""
+    """True: its log probabilities are of its text alone. Only the version before reads it."""
 
     @property
     def streamed(self) -> bool:
