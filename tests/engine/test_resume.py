@@ -10,7 +10,6 @@ import json
 import math
 import re
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
@@ -299,33 +298,11 @@ def test_cut_shortly_before_a_stop_token_its_text_is_not_shown(world: EngineThre
     ends_in(whole.body, "stop")
 
 
-def test_an_answer_that_an_older_version_began_keeps_the_logprobs_of_every_token(
-    world: EngineThread,
-) -> None:
-    """It had them for the stop text, too, and before a text that was held back."""
-    body = chat("Count to ten.", stop=["four"], logprobs=True)
-    with patch("workers.resumable.of_the_text", lambda outputs, *_: outputs):
-        whole = unbroken(world, CHAT, body)
-    assert content(whole.body) != content(unbroken(world, CHAT, body).body)
-    old = [_without_a_word_of_it(entry) for entry in whole.entries]
-    for cut in (3, len(old) // 2, len(old) - 2):
-        resumed = world.run(attempt(world, old[:cut]))
-        assert not resumed.attempt.lost
-        assert alike(content(resumed.body), content(whole.body))
-
-
 def test_a_beam_search_has_the_log_probabilities_of_every_token(world: EngineThread) -> None:
     """It chooses by them, the end token's too, in steps of one token each."""
     more = {"logprobs": True, "use_beam_search": True, "n": 2, "tools": TOOLS, "max_tokens": 90}
     whole = unbroken(world, CHAT, chat("What is the weather in Paris?", **more, **WHOLE))
     ends_in(whole.body, "tool_calls")
-
-
-def _without_a_word_of_it(entry: Entry) -> Entry:
-    if entry.head is None:
-        return entry
-    head = {"status": entry.head.status, "headers": entry.head.headers}
-    return entry._replace(fields={**entry.fields, b"h": json.dumps(head).encode()})
 
 
 THINK = "Think step by step before you answer."
