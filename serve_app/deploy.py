@@ -24,8 +24,8 @@ from serve_app.cluster.direct_calls import why_lost
 from serve_app.cluster.serve_router import OVERRIDDEN
 from serve_app.contract import AttemptResult
 from serve_app.errors import SettingsError
+from serve_app.foundation import freeze_heap
 from serve_app.ingress.http_protocol import HttpProtocol
-from serve_app.processes.foundation import freeze_heap
 from serve_app.processes.ingress import IngressProcess
 from serve_app.processes.worker import WorkerProcess, make_engine, most_calls
 from serve_app.settings import Settings, load_settings

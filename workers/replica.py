@@ -11,12 +11,10 @@ import asyncio
 import logging
 import math
 import secrets
-from dataclasses import dataclass
 
 import msgspec
 
 from serve_app import timings
-from serve_app.clock import RedisClock
 from serve_app.cluster.leases import Membership
 from serve_app.contract import (
     AttemptResult,
@@ -30,17 +28,14 @@ from serve_app.contract import (
     WorkerAddress,
 )
 from serve_app.errors import Fenced, RedisUnavailable
+from serve_app.foundation import Foundation
 from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.entries import AttemptFacts, Entry, RequestFacts, decode_facts, decode_line
-from serve_app.journal.store import JournalStore
 from serve_app.journal.writer import JournalWriter
-from serve_app.loops import Loops
 from serve_app.observability.logs import about
-from serve_app.observability.metrics import Telemetry
-from serve_app.observability.tracing import Facts, Tracing
+from serve_app.observability.tracing import Facts
 from serve_app.policy.capacity import KV_FULL, spare_slots
 from serve_app.policy.scaling import load
-from serve_app.settings import Settings
 from workers.attempt import Attempt, EngineFailed, current
 from workers.engine import Engine, EngineHealth
 from workers.loop_watch import LoopWatch
@@ -105,19 +100,6 @@ class Window:
             self.size = min(self._most - self._spare, self.size + more)
 
 
-@dataclass(frozen=True)
-class WorkerParts:
-    """What a worker process has once, and each of its attempts uses."""
-
-    settings: Settings
-    writer: JournalWriter
-    store: JournalStore
-    clock: RedisClock
-    telemetry: Telemetry
-    tracing: Tracing
-    loops: Loops
-
-
 class WorkerReplica:
     """One engine and the requests it works on, an attempt at each: open it, let the engine answer
     into the journal, and end the request. It holds its lease and opens attempts under `name`.
@@ -130,24 +112,22 @@ class WorkerReplica:
         engine: Engine,
         loop_watch: LoopWatch,
         membership: Membership,
-        parts: WorkerParts,
+        writer: JournalWriter,
+        base: Foundation,
     ) -> None:
         self._name = name
-        self._any = IngressLease("", cluster, model=parts.settings.model.name)
+        self._any = IngressLease("", cluster, model=base.settings.model.name)
         """Stands for the ingresses that may call it."""
-        self._slots = parts.settings.workers.max_running_requests
+        self._slots = base.settings.workers.max_running_requests
         """The most sequences that its engine runs at a time."""
         self._window = Window(self._slots)
         self._engine = engine
         self._health = EngineHealth(engine, self._give_up)
         self._loop_watch = loop_watch
         self._membership = membership
-        self._writer = parts.writer
-        self._store = parts.store
-        self._clock = parts.clock
-        self._telemetry = parts.telemetry
-        self._tracing = parts.tracing
-        self._loops = parts.loops
+        self._writer = writer
+        self._store, self._clock, self._loops = base.store, base.clock, base.loops
+        self._telemetry, self._tracing = base.telemetry, base.tracing
         self._running: set[asyncio.Task[AttemptResult]] = set()
         self._voiding: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None

@@ -17,18 +17,15 @@ import msgspec
 
 from serve_app import timings
 from serve_app.admission.limits import AdmissionLimits
-from serve_app.clock import RedisClock
 from serve_app.contract import Reason
 from serve_app.errors import AnswerLost, RedisUnavailable, RequestRefused
+from serve_app.foundation import Foundation
 from serve_app.journal.entries import RequestFacts, RequestLine
-from serve_app.journal.store import JournalStore, Kept
+from serve_app.journal.store import Kept
 from serve_app.observability.logs import about
-from serve_app.observability.metrics import Telemetry
 from serve_app.policy.work import Work, output_bytes
-from serve_app.redis.link import RedisLink
 from serve_app.requests.idempotency import KeyedRequests, Outrun, digest
 from serve_app.requests.lifecycle import Accepted, accept
-from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.ingress")
 
@@ -80,18 +77,14 @@ class Receipt(NamedTuple):
 class Admission:
     """Accepts the requests of one process, with or without a connection that waits for them."""
 
-    settings: Settings
-    store: JournalStore
-    link: RedisLink
+    base: Foundation
     limits: AdmissionLimits
-    clock: RedisClock
-    telemetry: Telemetry
     unsure: Unsure
     _kept_of: dict[str, tuple[float, Kept]] = field(default_factory=dict, init=False)
     """What is kept of each tenant, and when that was read."""
 
     def __post_init__(self) -> None:
-        self._keyed = KeyedRequests(self.settings, self.store, self.link)
+        self._keyed = KeyedRequests(self.base.settings, self.base.store, self.base.link)
 
     async def submit(self, submission: Submission) -> Receipt:
         """Accept a submission, or find the tenant's earlier request with the same idempotency key.
@@ -107,7 +100,7 @@ class Admission:
         """
         if submission.idempotency_key:
             return await self._submit_keyed(submission)
-        send = partial(accept, self.link, self.settings)
+        send = partial(accept, self.base.link, self.base.settings)
         return await self._accept(f"req_{secrets.token_hex(16)}", submission, send)
 
     async def _submit_keyed(self, submission: Submission) -> Receipt:
@@ -174,7 +167,7 @@ class Admission:
             raise
         finally:
             self.limits.answered(place)
-        self.telemetry.count("hermes_requests_admitted", facts.request_class)
+        self.base.telemetry.count("hermes_requests_admitted", facts.request_class)
         extra = about(request_id, facts.tenant, trace=facts.trace)
         log.debug("request %s admitted: %s", request_id, facts.request_class, extra=extra)
         return Receipt(request_id, facts, begun)
@@ -183,10 +176,10 @@ class Admission:
         """Whether one more answer of a tenant is kept, by what was kept a moment ago: most requests
         pay no round trip for it. Refuses the request if it is not, unless `if_there_is_room`.
         """
-        now_s = self.clock.local.monotonic_s()
+        now_s = self.base.clock.local.monotonic_s()
         read_s, kept = self._kept_of.get(tenant, (-math.inf, None))
         if kept is None or now_s - read_s >= timings.KEPT_LOOK_S:
-            kept = await self.store.kept(tenant)
+            kept = await self.base.store.kept(tenant)
             self._kept_of[tenant] = now_s, kept
         try:
             self.limits.check_kept(kept)

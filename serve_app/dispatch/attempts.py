@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from serve_app import timings
-from serve_app.clock import RedisClock
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import (
     AttemptResult,
@@ -27,12 +26,12 @@ from serve_app.contract import (
 )
 from serve_app.dispatch.retries import Next, StallReason, StallTracker, after_loss
 from serve_app.errors import RedisUnavailable, Unreadable
+from serve_app.foundation import Foundation
 from serve_app.journal.entries import REQUEST_ID
 from serve_app.journal.store import JournalStore
 from serve_app.loops import backoff, first, jittered
 from serve_app.observability.logs import Outage, about
-from serve_app.observability.metrics import Telemetry
-from serve_app.observability.tracing import CLIENT, Facts, Tracing
+from serve_app.observability.tracing import CLIENT, Facts
 from serve_app.policy.work import writes_tokens
 from serve_app.redis.connection import Script
 from serve_app.redis.keyspace import suspect_key
@@ -111,19 +110,17 @@ class Attempts:
     epoch; if another attempt is running, adopts it.
     """
 
-    _store: JournalStore
+    _base: Foundation
     _endings: Endings
     _queue: RequestQueue
     _dead: DeadLetters
-    _quarantine: Quarantine
     _replicas: Replicas
     _execute: Execute
-    _telemetry: Telemetry
-    _tracing: Tracing
-    _clock: RedisClock
-    _poison_after: int
 
     def __post_init__(self) -> None:
+        self._store, self._clock = self._base.store, self._base.clock
+        self._quarantine = Quarantine(self._base.link, self._base.settings.namespace)
+        self._poison_after = self._base.settings.queue.max_engine_deaths
         self.stalls = StallTracker()
         self._adopted = Adopted(self._store, self._queue)
         self._outage = Outage(log, "dispatcher: waiting for Redis")
@@ -211,7 +208,7 @@ class Attempts:
         """
         if this.cause is None:
             self._tell_wait(entry)
-        self._telemetry.count("hermes_attempts", "first" if this.epoch == 1 else "retry")
+        self._base.telemetry.count("hermes_attempts", "first" if this.epoch == 1 else "retry")
         async with AsyncExitStack() as stack:
             if this.quarantined:
                 self._stalls_for(entry, StallReason.TURN)
@@ -226,7 +223,8 @@ class Attempts:
                 "hermes.epoch": this.epoch,
                 "hermes.cause": this.cause or "",
             }
-            span = stack.enter_context(self._tracing.begin("dispatch", entry.trace, facts, CLIENT))
+            begin = self._base.tracing.begin
+            span = stack.enter_context(begin("dispatch", entry.trace, facts, CLIENT))
             answer = await self._call(entry, this)
             result = answer.outcome if isinstance(answer, AttemptResult) else answer
             span.tell({"hermes.outcome": result})
@@ -244,13 +242,15 @@ class Attempts:
     def _tell_wait(self, entry: QueueEntry) -> None:
         """How long a request has waited for its first start."""
         waited_s = self._clock.now_s() - entry.enqueued_ms / 1000
-        self._telemetry.observe("hermes_queue_wait_time_seconds", waited_s, entry.request_class)
+        self._base.telemetry.observe(
+            "hermes_queue_wait_time_seconds", waited_s, entry.request_class
+        )
         facts: Facts = {
             "hermes.request_id": entry.request_id,
             "hermes.class": entry.request_class,
         }
         began_ms = int((self._clock.local.unix_s() - waited_s) * 1000)
-        with self._tracing.begin("queue", entry.trace, facts, began_ms=began_ms):
+        with self._base.tracing.begin("queue", entry.trace, facts, began_ms=began_ms):
             pass  # the span began with the queue entry and ends with the start
 
     async def _call(self, entry: QueueEntry, this: Next) -> AttemptResult | Cause:

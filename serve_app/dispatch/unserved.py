@@ -12,18 +12,16 @@ from dataclasses import dataclass
 import msgspec
 
 from serve_app import timings
-from serve_app.clock import RedisClock
 from serve_app.cluster.entrance import Entrance
 from serve_app.cluster.members import Members
 from serve_app.contract import Reason, State
 from serve_app.errors import RedisUnavailable
-from serve_app.journal.store import JournalStore
-from serve_app.loops import Loops, jittered
+from serve_app.foundation import Foundation
+from serve_app.loops import jittered
 from serve_app.observability.logs import Outage
 from serve_app.policy.classes import CLASSES
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import models_key, queue_key
-from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import all_answered
 from serve_app.request_queue.entry import decode_deadline, with_fields
 from serve_app.request_queue.queue import deletion, text
@@ -38,21 +36,18 @@ class Unserved:
     ingresses end at a time ends once.
     """
 
-    _link: RedisLink
-    _store: JournalStore
+    _base: Foundation
     _endings: Endings
-    _namespace: str
     _entrance: Entrance
     _members: Callable[[], Members]
-    _clock: RedisClock
-    _loops: Loops
 
     def __post_init__(self) -> None:
+        self._link, self._namespace = self._base.link, self._base.settings.namespace
         self._looked_to: dict[str, str] = {}
         """By queue: the last entry of the last look, if more come behind it."""
 
     async def start(self) -> None:
-        self._loops.keep("unserved-models", self._keep)
+        self._base.loops.keep("unserved-models", self._keep)
 
     async def _keep(self) -> None:
         outage = Outage(log, "unserved models: cannot search their queues")
@@ -85,7 +80,7 @@ class Unserved:
         """
         queue = queue_key(self._namespace, model, request_class)
         first, most = self._looked_to.pop(queue, "-"), timings.UNSERVED_A_LOOK
-        gone_ms = self._clock.now_ms() - timings.MODEL_GONE_MS
+        gone_ms = self._base.clock.now_ms() - timings.MODEL_GONE_MS
         looked: list[Command] = [
             ("XRANGE", queue, first, "+", "COUNT", most),
             ("ZRANGEBYSCORE", models_key(self._namespace), "-inf", gone_ms),
@@ -100,7 +95,7 @@ class Unserved:
             for entry_id, fields in map(with_fields, items)
             if (request := decode_deadline(fields)) is not None
         }
-        records = await self._store.records([*named.values()]) if named else []
+        records = await self._base.store.records([*named.values()]) if named else []
         over: list[Command] = []
         found = ended = 0
         for (entry_id, request_id), record in zip(named.items(), records, strict=True):

@@ -16,20 +16,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from serve_app import timings
-from serve_app.clock import RedisClock
 from serve_app.cluster.members import Members
 from serve_app.contract import Reason, State
 from serve_app.errors import RedisUnavailable
+from serve_app.foundation import Foundation
 from serve_app.journal.entries import RequestFacts
 from serve_app.journal.followers import Follower, Followers
-from serve_app.journal.store import JournalStore
-from serve_app.loops import Loops, ended
+from serve_app.loops import ended
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import readers_key
-from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import all_answered
 from serve_app.requests.endings import Endings
-from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.ingress")
 
@@ -38,15 +35,11 @@ log = logging.getLogger("hermes.ingress")
 class Disconnects:
     """Writes down what is read at this ingress, and cancels requests that have no reader left."""
 
-    settings: Settings
-    link: RedisLink
-    store: JournalStore
+    base: Foundation
     followers: Followers
     ingress_id: str
     members: Callable[[], Members]
     endings: Endings
-    clock: RedisClock
-    loops: Loops
     arriving: Counter[str] = field(default_factory=Counter)
     """Requests whose clients are coming back here, and are not followed yet."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -59,23 +52,23 @@ class Disconnects:
     _renewing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._renewing = self.loops.keep("reader-leases", self._renew)
+        self._renewing = self.base.loops.keep("reader-leases", self._renew)
 
     async def stop(self) -> None:
         """Stop. Requests whose client has left then run at most until their deadline."""
         if self._renewing is not None:
-            await self.loops.end(self._renewing)
+            await self.base.loops.end(self._renewing)
         await ended(list(self.tasks))
 
     async def arrived(self, request_id: str) -> None:
         """A client has reconnected here, which must be known before the grace period ends
         elsewhere. Raises `RedisUnavailable`.
         """
-        all_answered(await self.link.call(self._writing(request_id)))
+        all_answered(await self.base.link.call(self._writing(request_id)))
 
     def _writing(self, request_id: str) -> list[Command]:
-        key = readers_key(self.settings.namespace, request_id)
-        until_ms = self.clock.now_ms() + timings.READER_KNOWN_MS
+        key = readers_key(self.base.settings.namespace, request_id)
+        until_ms = self.base.clock.now_ms() + timings.READER_KNOWN_MS
         return [
             ("ZADD", key, until_ms, self.ingress_id),
             ("PEXPIRE", key, timings.READER_KNOWN_MS),
@@ -137,14 +130,14 @@ class Disconnects:
         """Write down the new readers every two seconds; short requests never cost a command."""
         while True:
             await asyncio.sleep(timings.READER_RENEW_S)
-            now_s, read = self.clock.local.monotonic_s(), self.followers.request_ids
+            now_s, read = self.base.clock.local.monotonic_s(), self.followers.request_ids
             self._written = {name: self._written.get(name, 0.0) for name in read}
             due = [name for name, until_s in self._written.items() if until_s <= now_s]
             try:
                 for start in range(0, len(due), timings.FOLLOWERS_A_LOOK):
                     some = due[start : start + timings.FOLLOWERS_A_LOOK]
                     commands = [command for name in some for command in self._writing(name)]
-                    all_answered(await self.link.call(commands))
+                    all_answered(await self.base.link.call(commands))
                     until_s = now_s + timings.READER_KNOWN_MS / 2000
                     self._written.update(dict.fromkeys(some, until_s))
             except RedisUnavailable as error:
@@ -155,15 +148,15 @@ class Disconnects:
         accept it: then wait in case it arrives.
         """
         may_come_s = timings.ADMISSION_MAY_COME_S if unsure else 0.0
-        pause_s = self.settings.ingress.disconnect_grace_s
+        pause_s = self.base.settings.ingress.disconnect_grace_s
         give_up_s = math.inf
         while True:
             await asyncio.sleep(pause_s)
             try:
-                record = await self.store.record(request_id)
+                record = await self.base.store.record(request_id)
                 if await self._is_read(request_id):  # asked last: clients come back until the end
                     return  # the current reader starts its own grace period when it leaves
-                now_s = self.clock.local.monotonic_s()
+                now_s = self.base.clock.local.monotonic_s()
                 give_up_s = min(give_up_s, now_s + may_come_s)  # from Redis's first answer
                 if record is None and now_s < give_up_s:
                     pause_s = timings.CANCEL_RETRY_S
@@ -175,7 +168,9 @@ class Disconnects:
             except RedisUnavailable as error:
                 log.debug("request %s: cannot cancel yet: %s", request_id, error)
                 # A reader elsewhere must first have had time to reconnect and to be written down.
-                pause_s = max(self.settings.ingress.disconnect_grace_s, 2 * timings.READER_RENEW_S)
+                pause_s = max(
+                    self.base.settings.ingress.disconnect_grace_s, 2 * timings.READER_RENEW_S
+                )
 
     def _is_read_here(self, request_id: str) -> bool:
         return request_id in self.arriving or request_id in self.followers.request_ids
@@ -187,10 +182,10 @@ class Disconnects:
         """
         if self._is_read_here(request_id):
             return True
-        key = readers_key(self.settings.namespace, request_id)
-        began_s, known = self.clock.local.monotonic_s(), (self.clock.now_ms(), "+inf")
+        key = readers_key(self.base.settings.namespace, request_id)
+        began_s, known = self.base.clock.local.monotonic_s(), (self.base.clock.now_ms(), "+inf")
         asked = [("ZREM", key, self.ingress_id), ("ZRANGEBYSCORE", key, *known)]
-        _, readers = all_answered(await self.link.call(asked))
+        _, readers = all_answered(await self.base.link.call(asked))
         self._written.pop(request_id, None)
         if self._is_read_here(request_id):  # since
             return True
@@ -199,7 +194,7 @@ class Disconnects:
             return True
         if readers and not members.trusted:
             raise RedisUnavailable("who lives is not certain")
-        if self.clock.local.monotonic_s() - began_s > timings.READER_SLOW_S:
+        if self.base.clock.local.monotonic_s() - began_s > timings.READER_SLOW_S:
             raise RedisUnavailable("Redis answers late")
         return False
 

@@ -19,25 +19,21 @@ from serve_app.cluster.leases import Membership
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import IngressLease, Reason
 from serve_app.errors import RedisUnavailable, RequestRefused
-from serve_app.journal.store import JournalStore
-from serve_app.loops import Loops
-from serve_app.observability.metrics_pages import CONTENT_TYPE, Snapshots, merge_pages, queue_gauges
+from serve_app.foundation import Foundation
+from serve_app.observability.metrics_pages import CONTENT_TYPE, merge_pages, queue_gauges
 from serve_app.policy.classes import CLASSES
 from serve_app.redis.check import RedisWatch
 from serve_app.request_queue.queue import QueueDepths
-from serve_app.settings import Settings
 
 
 @dataclass
 class MetricsPage:
     """One page, assembled by one task at a time. Each sample is labelled with its replica."""
 
-    settings: Settings
+    base: Foundation
     membership: Membership
-    snapshots: Snapshots
     depths: QueueDepths
     limits: AdmissionLimits
-    store: JournalStore
     _page = b""
     _made_s = -math.inf
     _making: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
@@ -45,25 +41,27 @@ class MetricsPage:
     async def read(self) -> bytes:
         """The page, at most one period old plus the time to assemble it."""
         async with self._making:
-            if SYSTEM.monotonic_s() - self._made_s >= self.settings.telemetry.page_period_s:
+            if SYSTEM.monotonic_s() - self._made_s >= self.base.settings.telemetry.page_period_s:
                 self._page = await self._make()
                 self._made_s = SYSTEM.monotonic_s()
             return self._page
 
     async def _make(self) -> bytes:
         members, seen = self.membership.members, self.limits.memory.seen
-        pages = await self.snapshots.pages([*members.names, *(one.name for one in members.workers)])
+        pages = await self.base.snapshots.pages(
+            [*members.names, *(one.name for one in members.workers)]
+        )
         queues: dict[str, tuple[int, int, int, float]] = {}
         kept: tuple[int, int] | None = None
         try:
             depths, _ = await self.depths.look()
             for name in CLASSES:
                 if (depth := depths.get(name)) is not None:
-                    most = self.settings.queue.max_waiting(name)
+                    most = self.base.settings.queue.max_waiting(name)
                     queues[name] = (depth.waiting, depth.claimed, most, depth.oldest_s)
             bound_bytes = self.limits.kept_bound_bytes
             bound = int(bound_bytes) if math.isfinite(bound_bytes) else 0
-            kept = (await self.store.kept("")).in_all, bound
+            kept = (await self.base.store.kept("")).in_all, bound
         except RedisUnavailable:
             pass  # the page lacks what Redis would say
         redis_bytes = (seen.used_bytes, seen.limit_bytes) if seen is not None else None
@@ -74,18 +72,17 @@ class MetricsPage:
 class Readiness:
     """What one ingress knows of its own loops, of Redis, and of the replicas of its Ray cluster."""
 
-    settings: Settings
+    base: Foundation
     me: IngressLease
     membership: Membership
     entrance: Entrance
     replicas: Replicas
-    loops: Loops
     redis: RedisWatch
     memory: MemoryLimit
 
     def _counts(self) -> dict[str, int]:
         """The replicas of this Ray cluster: those there are, and those it is meant to have."""
-        members, settings = self.membership.members, self.settings
+        members, settings = self.membership.members, self.base.settings
         return {
             "workers": len(self.replicas.mine(members.workers)),
             "workers_wanted": settings.workers.wanted,
@@ -107,7 +104,7 @@ class Readiness:
         return ready, {"ready": ready, "problem": problem, "warnings": warnings, **counts}
 
     def _problem(self, workers: int) -> str | None:
-        if failing := self.loops.failing:
+        if failing := self.base.loops.failing:
             return f"background loops of this process keep ending: {', '.join(failing)}"
         if self.redis.answer:
             return f"Redis cannot be used: {self.redis.answer}"

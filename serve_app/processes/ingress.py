@@ -13,9 +13,10 @@ from serve_app.cluster.leases import Membership
 from serve_app.cluster.members import Members
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import Execute, IngressLease
-from serve_app.dispatch.attempts import Attempts, Quarantine
+from serve_app.dispatch.attempts import Attempts
 from serve_app.dispatch.dispatcher import Dispatcher
 from serve_app.dispatch.unserved import Unserved
+from serve_app.foundation import Foundation
 from serve_app.ingress import dead_letters_api, objects_api, status, usage_api
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.app import build_app
@@ -32,7 +33,6 @@ from serve_app.observability.order_metrics import OrderTelemetry
 from serve_app.policy.classes import ClassRules, TenantRules
 from serve_app.policy.order import Rules
 from serve_app.policy.placement import Placement
-from serve_app.processes.foundation import Foundation
 from serve_app.redis.check import RedisWatch
 from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.queue import QueueDepths, RequestQueue
@@ -76,27 +76,10 @@ class IngressProcess:
         )
         self.dispatcher = self._build_dispatcher(self.calls.execute)
         self._deadlines = Deadlines(self.endings, self._depths, base.clock, base.loops)
-        self._unserved = Unserved(
-            base.link,
-            base.store,
-            self.endings,
-            settings.namespace,
-            self.entrance,
-            lambda: self.membership.members,
-            base.clock,
-            base.loops,
-        )
+        self._unserved = Unserved(base, self.endings, self.entrance, self._members)
         self.followers.on_end = self.dispatcher.on_end
         self._disconnects = Disconnects(
-            settings,
-            base.link,
-            base.store,
-            self.followers,
-            ingress_id,
-            lambda: self.membership.members,
-            self.endings,
-            base.clock,
-            base.loops,
+            base, self.followers, ingress_id, self._members, self.endings
         )
         self.limits = AdmissionLimits(settings)
         self.connections = ConnectionLimits(settings)
@@ -108,36 +91,25 @@ class IngressProcess:
             settings, lambda many: base.telemetry.count("hermes_ignored_fields", by=many)
         )
         self._api_keys = ApiKeys(settings.auth)
-        self.readiness = self._build_readiness()
-        self.metrics = MetricsPage(
-            settings,
+        self.readiness = Readiness(
+            base,
+            self._me,
             self.membership,
-            base.snapshots,
-            self._depths,
-            self.limits,
-            base.store,
+            self.entrance,
+            replicas,
+            self.redis_watch,
+            self.limits.memory,
         )
+        self.metrics = MetricsPage(base, self.membership, self._depths, self.limits)
 
     def _build_dispatcher(self, execute: Execute) -> Dispatcher:
-        base = self.base
-        attempts = Attempts(
-            base.store,
-            self.endings,
-            self.queue,
-            self._dead,
-            Quarantine(base.link, self.settings.namespace),
-            self._replicas,
-            execute,
-            base.telemetry,
-            base.tracing,
-            base.clock,
-            self.settings.queue.max_engine_deaths,
-        )
+        base, replicas = self.base, self._replicas
+        attempts = Attempts(base, self.endings, self.queue, self._dead, replicas, execute)
         return Dispatcher(
             self.queue,
             self._depths,
             attempts,
-            self._replicas,
+            replicas,
             self._me,
             base.clock,
             base.loops,
@@ -147,35 +119,11 @@ class IngressProcess:
 
     def _build_exchanges(self) -> Exchanges:
         base, settings = self.base, self.settings
-        admission = Admission(
-            settings,
-            base.store,
-            base.link,
-            self.limits,
-            base.clock,
-            base.telemetry,
-            self._disconnects.unsure,
-        )
-        parts = Parts(
-            self._disconnects,
-            self._deadlines,
-            settings.ingress.heartbeat_s,
-            self.connections.unread,
-        )
+        admission = Admission(base, self.limits, self._disconnects.unsure)
+        heartbeat_s, unread = settings.ingress.heartbeat_s, self.connections.unread
+        parts = Parts(self._disconnects, self._deadlines, heartbeat_s, unread)
         within_s = settings.redis.admission_timeout_s
         return Exchanges(admission, self.followers, parts, self.redis_watch, within_s)
-
-    def _build_readiness(self) -> Readiness:
-        return Readiness(
-            self.settings,
-            self._me,
-            self.membership,
-            self.entrance,
-            self._replicas,
-            self.base.loops,
-            self.redis_watch,
-            self.limits.memory,
-        )
 
     def app(self) -> Any:
         """The ASGI application that serves this ingress's HTTP."""
@@ -262,8 +210,11 @@ class IngressProcess:
         self.limits.memory.workers = len(mine)
         self.base.telemetry.called(self._replicas.calls)
 
+    def _members(self) -> Members:
+        return self.membership.members
+
     def _ingresses(self) -> tuple[int, int]:
-        members = self.membership.members
+        members = self._members()
         return len(members.of(self._me.model).ingresses), len(members.ingresses)
 
 

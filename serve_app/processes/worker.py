@@ -6,12 +6,12 @@ import logging
 
 from serve_app.cluster.direct_calls import CallServer
 from serve_app.cluster.leases import Membership
+from serve_app.foundation import Foundation
 from serve_app.journal.writer import JournalWriter
-from serve_app.processes.foundation import Foundation
 from serve_app.settings import Settings
 from workers.engine import Engine
 from workers.loop_watch import LoopWatch
-from workers.replica import WorkerParts, WorkerReplica
+from workers.replica import WorkerReplica
 from workers.simulated_engine import SimulatedEngine, SimulatedVllm, arguments_of
 from workers.vllm_engine import VllmEngine
 
@@ -54,15 +54,8 @@ class WorkerProcess:
             engine,
             self._loop_watch,
             Membership(base.lease_link, settings.namespace, clock=base.clock, loops=base.loops),
-            WorkerParts(
-                settings,
-                self._writer,
-                base.store,
-                base.clock,
-                base.telemetry,
-                base.tracing,
-                base.loops,
-            ),
+            self._writer,
+            base,
         )
         self._calls = CallServer(self.replica.begin, most_calls(settings))
         self._writer.wake = self._calls.wake

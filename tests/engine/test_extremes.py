@@ -24,8 +24,8 @@ from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
 from serve_app.errors import RequestRefused
+from serve_app.foundation import freeze_heap
 from serve_app.ingress.validation.bodies import parse
-from serve_app.processes.foundation import freeze_heap
 from serve_app.settings.limits import RequestLimits
 from tests.engine.resume_helpers import AT_ONCE, EngineThread, attempt, request
 from tests.running_time import RunningTime

@@ -241,7 +241,7 @@ async def test_a_detached_request_that_is_accepted_at_a_repeat_is_no_longer_doub
 ) -> None:
     """At the first time it got a 503, although Redis has it."""
     async with at_a_cable(w) as (its, cable):
-        its.disconnects.settings = w.settings.model_copy(
+        its.disconnects.base.settings = w.settings.model_copy(
             update={"ingress": w.settings.ingress.model_copy(update={"disconnect_grace_s": 3600})}
         )
         cable.cut("EVAL", UNANSWERED)

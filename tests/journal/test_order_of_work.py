@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from serve_app import timings
+from serve_app.cluster.entrance import Entrance
 from serve_app.cluster.leases import Membership
 from serve_app.contract import IngressLease, Reason, State
 from serve_app.dispatch.attempts import Quarantine
@@ -141,7 +142,9 @@ async def test_requests_held_back_run_where_they_are_when_a_newer_ray_cluster_ta
 ) -> None:
     async with held_back(w) as (worker, ingress):
         younger = Membership(w.link, namespace)
-        await younger.join_as_ingress(lambda: IngressLease("ingress-2", "session-2", complete=True))
+        lease = IngressLease("ingress-2", "session-2", complete=True, model=w.settings.model.name)
+        entrance = Entrance(namespace, "", lease.cluster, lease.model)
+        await younger.join_as_ingress(lambda: lease, entrance)
         await eventually(lambda: not ingress.dispatcher._scheduler.claiming)
         await w.admit("next")
         worker.busy["r"].set()

@@ -12,13 +12,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from serve_app import timings
-from serve_app.clock import RedisClock
 from serve_app.cluster.entrance import Entrance
 from serve_app.cluster.leases import Membership
 from serve_app.cluster.members import Members
 from serve_app.contract import IngressLease
 from serve_app.dispatch.unserved import Unserved
-from serve_app.loops import Loops
+from serve_app.foundation import Foundation
 from serve_app.processes.ingress import IngressProcess
 from serve_app.redis.keyspace import cluster_key, ingresses_key, models_key, service_key
 from tests.journal.in_process import door_of, ingress_process
@@ -139,8 +138,11 @@ async def unserved(w: World, namespace: str) -> AsyncIterator[tuple[Unserved, li
         entrance.answered(await w.redis.execute_command(*entrance.command(now_ms)))
     assert young.unserved == (MODEL,)
     async with a_world(w, namespace, RENAMED) as of:
-        parts = of.link, of.store, of.endings, namespace, young, lambda: seen[-1]
-        yield Unserved(*parts, RedisClock(), Loops()), seen
+        base = Foundation(of.settings, "hermes-ingress", "ingress-1")
+        try:
+            yield Unserved(base, of.endings, young, lambda: seen[-1]), seen
+        finally:
+            await base.stop()
 
 
 async def test_what_waits_for_a_model_that_nobody_serves_is_refused(

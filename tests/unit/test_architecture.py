@@ -100,6 +100,7 @@ LAYERS = (
     ("serve_app.ingress", "workers"),
     ("serve_app.admission", "serve_app.dispatch"),
     ("serve_app.cluster",),
+    ("serve_app.foundation",),
     ("serve_app.request_queue", "serve_app.requests", "serve_app.journal"),
     ("serve_app.redis", "serve_app.observability", "serve_app.loops", "serve_app.policy"),
     (

@@ -23,6 +23,7 @@ class Foundation:
 
     def __init__(self, settings: Settings, service: str, name: str) -> None:
         configure_logging(settings.telemetry, name)
+        self.settings = settings
         self.telemetry = Telemetry()
         self.loops = Loops(self.telemetry)
         self.tracing = Tracing(settings.telemetry, service, name)
@@ -31,14 +32,8 @@ class Foundation:
         self.lease_link = RedisLink(settings.redis, within_s=timings.LEASE_STEADY_S)
         """Of its own, so that nothing delays the renewal of the lease."""
         self.store = JournalStore(settings, self.link, self.clock)
-        self.snapshots = Snapshots(
-            self.link,
-            settings.namespace,
-            name,
-            self.telemetry,
-            settings.telemetry.snapshot_period_s,
-            self.loops,
-        )
+        every_s, namespace = settings.telemetry.snapshot_period_s, settings.namespace
+        self.snapshots = Snapshots(self.link, namespace, name, self.telemetry, every_s, self.loops)
         self._activity = Activity(self.telemetry.registry, self.loops)
 
     async def start(self) -> None:
