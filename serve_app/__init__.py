@@ -9,8 +9,7 @@ admission/admission.py        checks the limits; writes journal, body and queue 
 request_queue/queue.py        the queue of each class, as Redis Streams
 dispatch/dispatcher.py        claims while engines have capacity; policy/order.py: which is next
 dispatch/attempts.py          carries a request to its end: calls a worker until it has answered, is
-                              lost or given up; retries.py: what follows a lost attempt, and when a
-                              request is poison
+                              lost or given up: what follows a lost attempt, when it is poison
 dispatch/unserved.py          ends those whose model nobody serves any more
 policy/placement.py           chooses the replica; cluster/direct_calls.py calls it, or, through
                               cluster/serve_router.py, Ray Serve

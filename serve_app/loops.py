@@ -26,10 +26,6 @@ log = logging.getLogger("hermes.loops")
 Work = Callable[[], Awaitable[None]]
 
 
-class LoopFailed(HermesError):
-    """A background loop keeps ending, and only a new process can help."""
-
-
 class Loops:
     """The background loops of one process (in tests, of one part)."""
 
@@ -69,9 +65,9 @@ class Loops:
         return sorted(often | {name for task, name in self._kept.items() if task.done()})
 
     def check_health(self) -> None:
-        """Serve calls this; raises `LoopFailed` if a loop keeps ending."""
+        """Serve calls this, and replaces the replica if a loop keeps ending."""
         if failing := self.failing:
-            raise LoopFailed(f"background loops keep ending: {', '.join(failing)}")
+            raise HermesError(f"background loops keep ending: {', '.join(failing)}")
 
     async def _run(self, name: str, work: Work) -> None:
         failed_s = self._failed_s[name]

@@ -34,7 +34,7 @@ from serve_app.journal.entries import AttemptFacts, Entry, RequestFacts, decode_
 from serve_app.journal.writer import JournalWriter
 from serve_app.observability.logs import about
 from serve_app.observability.tracing import Facts
-from serve_app.policy.capacity import KV_FULL, spare_slots
+from serve_app.policy.order import KV_FULL, spare_slots
 from serve_app.policy.scaling import load
 from workers.attempt import Attempt, EngineFailed, current
 from workers.engine import Engine, EngineHealth
@@ -65,7 +65,7 @@ class Window:
     says of itself twice a second: it grows by a thirty-second while all of it is used and the cache
     is not, and shrinks by a quarter, from what runs, after a preemption or while sequences wait in
     it at two readings, at most once in ten seconds. Beside it there are spare slots
-    (`serve_app/policy/capacity.py`).
+    (`serve_app/policy/order.py`).
     """
 
     def __init__(self, most: int) -> None:

@@ -5,9 +5,8 @@ from bisect import insort
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from serve_app.policy.capacity import Claim
 from serve_app.policy.classes import CLASSES
-from serve_app.policy.order import DEFAULT_RULES, Rules, Running, Scheduler
+from serve_app.policy.order import DEFAULT_RULES, Claim, Rules, Running, Scheduler
 from serve_app.policy.prediction import LengthModel, Prediction
 from serve_app.request_queue.entry import QueueEntry
 

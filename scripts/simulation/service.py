@@ -22,8 +22,8 @@ from serve_app.clock import RedisClock
 from serve_app.cluster.members import Members
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import CompletionStats, EngineReport, IngressLease, WorkerLease
+from serve_app.dispatch.attempts import StallTracker
 from serve_app.dispatch.dispatcher import Dispatcher
-from serve_app.dispatch.retries import StallTracker
 from serve_app.loops import Loops
 from serve_app.policy.classes import CLASSES, engine_priority
 from serve_app.policy.order import DEFAULT_RULES

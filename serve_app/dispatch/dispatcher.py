@@ -19,20 +19,22 @@ from serve_app.clock import RedisClock
 from serve_app.cluster.members import Members
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import CompletionStats, IngressLease
-from serve_app.dispatch.attempts import Attempts
-from serve_app.dispatch.retries import WITHOUT_ENGINE, StallReason
+from serve_app.dispatch.attempts import WITHOUT_ENGINE, Attempts, StallReason
 from serve_app.errors import RedisUnavailable
 from serve_app.loops import Loops, ended, jittered
 from serve_app.observability.logs import Outage, about
 from serve_app.observability.order_metrics import OrderTelemetry
-from serve_app.policy.capacity import (
+from serve_app.policy.order import (
+    DEFAULT_RULES,
     Claim,
+    Rules,
+    Running,
+    Scheduler,
     allowance,
     as_general_use,
     general_slots,
     peers_saturated,
 )
-from serve_app.policy.order import DEFAULT_RULES, Rules, Running, Scheduler
 from serve_app.policy.work import output_bytes
 from serve_app.request_queue.entry import QueueEntry
 from serve_app.request_queue.queue import QueueDepths, RequestQueue

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from serve_app.contract import EngineReport, IngressLease
-from serve_app.policy.capacity import KV_FULL, general_slots
+from serve_app.policy.order import KV_FULL, general_slots
 
 SEQUENCES, WAITING, PER_ENGINE = "sequences", "waiting", "sequences_per_engine"
 """What a worker tells; every worker of a Ray cluster tells the same."""

@@ -16,7 +16,7 @@ from serve_app import timings
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import AttemptResult, CallResult, Cause, CompletionStats, WorkerLost
 from serve_app.dispatch import attempts
-from serve_app.dispatch.retries import StallReason
+from serve_app.dispatch.attempts import StallReason
 from serve_app.errors import Fenced
 from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.entries import AttemptFacts, decode_facts

@@ -14,8 +14,7 @@ from serve_app import timings
 from serve_app.cluster.entrance import Entrance
 from serve_app.cluster.leases import Membership
 from serve_app.contract import IngressLease, Reason, State
-from serve_app.dispatch.attempts import Quarantine
-from serve_app.dispatch.retries import StallReason
+from serve_app.dispatch.attempts import Quarantine, StallReason
 from serve_app.policy.classes import CLASSES
 from serve_app.processes.ingress import IngressProcess
 from serve_app.redis.keyspace import wake_channel

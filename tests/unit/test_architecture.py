@@ -28,7 +28,6 @@ PURE = (
     "serve_app.timings",
     "serve_app.errors",
     "serve_app.redaction",
-    "serve_app.dispatch.retries",
     "serve_app.contract",
     "serve_app.request_queue.entry",
     "serve_app.cluster.replicas",

@@ -32,7 +32,7 @@ from serve_app.cli import serve_api
 from serve_app.cluster.members import Members
 from serve_app.contract import EngineReport, IngressLease, WorkerLease
 from serve_app.deploy import Worker, _worker_options
-from serve_app.policy.capacity import general_slots
+from serve_app.policy.order import general_slots
 from serve_app.policy.scaling import load, per_engine, replicas_wanted
 from serve_app.settings import Settings, load_settings
 from serve_app.settings.sections import POLICY

@@ -8,7 +8,8 @@ import logging
 import pytest
 
 from serve_app import timings
-from serve_app.loops import LoopFailed, Loops, backoff, ended, first
+from serve_app.errors import HermesError
+from serve_app.loops import Loops, backoff, ended, first
 from serve_app.observability.metrics import Telemetry
 from tests.turned_clock import TurnedClock
 
@@ -77,7 +78,7 @@ async def test_a_loop_that_does_not_stay_up_makes_its_process_unhealthy_until_it
     async with asyncio.timeout(60):
         await failed_often.wait()
     assert loops.failing == ["broken"]
-    with pytest.raises(LoopFailed, match="broken"):
+    with pytest.raises(HermesError, match="broken"):
         loops.check_health()
     mended.set()
     clock.now_s += timings.LOOP_FAILURES_WITHIN_S - 1

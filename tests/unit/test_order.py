@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.contract import CompletionStats
-from serve_app.policy.capacity import Claim
 from serve_app.policy.classes import CLASSES, VirtualCounters
-from serve_app.policy.order import DEFAULT_RULES, Completion, Scheduler
+from serve_app.policy.order import DEFAULT_RULES, Claim, Completion, Scheduler
 from tests.tables import each
 from tests.unit.virtual_order import NEVER_MS, Entry, VirtualService
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.contract import Cause
-from serve_app.dispatch.retries import BLAMED, Next, after_loss
+from serve_app.dispatch.attempts import BLAMED, Next, after_loss
 from tests.tables import each
 
 POISON_AFTER = 3

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.contract import IngressLease
-from serve_app.policy.capacity import allowance, peers_saturated, share
+from serve_app.policy.order import allowance, peers_saturated, share
 from serve_app.policy.placement import MAX_KEY_CHARS, HashRing, Placement, session_key
 from tests.tables import each
 

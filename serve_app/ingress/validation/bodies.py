@@ -24,7 +24,7 @@ from serve_app.ingress.validation.fields import (
     unknown_fields,
 )
 from serve_app.ingress.validation.structure import NotJson, read, too_many
-from serve_app.policy.capacity import spare_slots
+from serve_app.policy.order import spare_slots
 from serve_app.policy.work import prompts_in
 from serve_app.settings import Settings
 from serve_app.settings.limits import RequestLimits
