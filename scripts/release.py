@@ -33,7 +33,7 @@ from serve_app import __version__
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import AttemptResult
 from serve_app.local.environment import LOCKS, ROOT
-from serve_app.processes.ingress import IngressProcess
+from serve_app.processes import IngressProcess
 from serve_app.settings import Settings
 
 CHART = "helm/hermes-serve"

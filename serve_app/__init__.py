@@ -33,7 +33,7 @@ redis/                        connections and the client; keyspace.py: every key
 observability/                metrics, traces, log lines
 cli/                          the command hermes-serve; local/: a service on this machine, for
                               scripts/quickstart and `hermes-serve up`
-processes/, deploy.py         compose one process, and the application
+processes.py, deploy.py       compose one process, and the application
 settings/, errors.py, contract.py, clock.py are used everywhere; timings.py: times that are
                               not settings, each with its reason
 """

@@ -26,8 +26,7 @@ from serve_app.contract import AttemptResult
 from serve_app.errors import SettingsError
 from serve_app.foundation import freeze_heap
 from serve_app.ingress.http_protocol import HttpProtocol
-from serve_app.processes.ingress import IngressProcess
-from serve_app.processes.worker import WorkerProcess, make_engine, most_calls
+from serve_app.processes import IngressProcess, WorkerProcess, make_engine, most_calls
 from serve_app.settings import Settings, load_settings
 
 log = logging.getLogger("hermes.deploy")

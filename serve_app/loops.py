@@ -50,7 +50,6 @@ class Loops:
         await ended(tasks)
 
     async def stop(self) -> None:
-        """End all that are kept."""
         await self.end(*self._kept)
 
     @property

@@ -22,8 +22,7 @@ import uvloop
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import AttemptResult
 from serve_app.local import processes, redis_server
-from serve_app.processes.ingress import IngressProcess
-from serve_app.processes.worker import WorkerProcess, make_engine
+from serve_app.processes import IngressProcess, WorkerProcess, make_engine
 from serve_app.settings import Settings
 
 from .run import SystemFailed

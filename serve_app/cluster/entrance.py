@@ -76,7 +76,6 @@ class Entrance:
         )
 
     def answered(self, reply: list[Any]) -> None:
-        """Redis has answered the command."""
         another = owned_by_another(self._namespace, reply[0], self._service)
         if len(reply) == 1:
             said = self.refused

@@ -89,7 +89,6 @@ class Replicas:
             self._changed = True
 
     def serving(self, replicas: Iterable[str]) -> None:
-        """Ray Serve's running replicas have changed."""
         now = frozenset(replicas)
         self._broken &= now
         gone, self._serving = self._serving - now, now

@@ -76,7 +76,6 @@ class Dispatcher:
 
     @property
     def _must_wait(self) -> bool:
-        """Whether a request that came now would wait."""
         return self._scheduler.full or len(self._scheduler) > 0
 
     def outputs_bytes(self) -> list[int]:
@@ -246,7 +245,6 @@ class Dispatcher:
         return [*(running.entry for running in self._scheduler.running), *self._scheduler]
 
     async def _tell_who_waits(self) -> None:
-        """Log which requests make no progress, and why."""
         while True:
             await asyncio.sleep(timings.WAITING_TELL_S)
             waiting = self._attempts.stalls.longer_than(

@@ -97,7 +97,6 @@ class VirtualCounters:
             self._waiting[name] = max(self._idle.pop(name, least), least - credit)
 
     def ends(self, name: str) -> None:
-        """No request of a party waits any more."""
         counter = self._waiting.pop(name, None)
         if counter is None:
             return
@@ -155,7 +154,6 @@ class ClassOrder:
             self._aged.begins(request_class)
 
     def waits_no_more(self, request_class: str) -> None:
-        """No request of a class waits."""
         if request_class == CRITICAL:
             return
         if request_class != BATCH:

@@ -300,7 +300,6 @@ class Scheduler(Generic[C]):
         return self.lines[name].next(now_ms, self.pace.mean_ms)
 
     def _for_spare_slot(self, oldest_ms: dict[str, int], now_ms: int) -> Waiting[C] | None:
-        """Of the requests that may take a spare slot, the one that goes next."""
         first: dict[str, Waiting[C]] = {}
         for name in (name for name in oldest_ms if name != BATCH):
             candidates = [self._head(name, now_ms), *self.lines[name].shortest_per_tenant(_TENANTS)]

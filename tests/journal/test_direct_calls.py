@@ -26,8 +26,7 @@ from serve_app.contract import (
     WorkerLost,
 )
 from serve_app.errors import RedisUnavailable
-from serve_app.processes.ingress import IngressProcess
-from serve_app.processes.worker import WorkerProcess, make_engine
+from serve_app.processes import IngressProcess, WorkerProcess, make_engine
 from serve_app.redis.keyspace import calls_key
 from tests.journal.in_process import WORKER, door_of, never, settings_of
 from tests.journal.journal_helpers import World

@@ -16,7 +16,7 @@ import pytest
 from serve_app import timings
 from serve_app.errors import RedisUnavailable
 from serve_app.policy.work import Work
-from serve_app.processes.ingress import IngressProcess
+from serve_app.processes import IngressProcess
 from serve_app.redis.keyspace import QUEUE_GROUP
 from serve_app.request_queue.entry import QueueEntry, encode_entry
 from tests.journal.cable import UNANSWERED, UNSENT, Cable

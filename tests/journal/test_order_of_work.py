@@ -16,7 +16,7 @@ from serve_app.cluster.leases import Membership
 from serve_app.contract import IngressLease, Reason, State
 from serve_app.dispatch.attempts import Quarantine, StallReason
 from serve_app.policy.classes import CLASSES
-from serve_app.processes.ingress import IngressProcess
+from serve_app.processes import IngressProcess
 from serve_app.redis.keyspace import wake_channel
 from tests.journal.ingresses import REPLICA, WritingWorker, ended, ingress_of, serving
 from tests.journal.journal_helpers import World

@@ -18,7 +18,7 @@ from serve_app.cluster.members import Members
 from serve_app.contract import IngressLease
 from serve_app.dispatch.unserved import Unserved
 from serve_app.foundation import Foundation
-from serve_app.processes.ingress import IngressProcess
+from serve_app.processes import IngressProcess
 from serve_app.redis.keyspace import cluster_key, ingresses_key, models_key, service_key
 from tests.journal.in_process import door_of, ingress_process
 from tests.journal.ingresses import WritingWorker, ended

@@ -1,13 +1,14 @@
-"""Builds, starts and stops the parts of one ingress process."""
+"""Builds, starts and stops the parts of one process: an ingress or a worker."""
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import Any
 
 from serve_app.admission.admission import Admission
 from serve_app.admission.limits import AdmissionLimits
-from serve_app.cluster.direct_calls import DirectCalls
+from serve_app.cluster.direct_calls import CallServer, DirectCalls
 from serve_app.cluster.entrance import Entrance
 from serve_app.cluster.leases import Membership
 from serve_app.cluster.members import Members
@@ -29,6 +30,7 @@ from serve_app.ingress.slow_readers import SlowReaders
 from serve_app.ingress.status import MetricsPage, Readiness
 from serve_app.ingress.validation.bodies import Validator
 from serve_app.journal.followers import Followers
+from serve_app.journal.writer import JournalWriter
 from serve_app.observability.order_metrics import OrderTelemetry
 from serve_app.policy.classes import ClassRules, TenantRules
 from serve_app.policy.order import Rules
@@ -38,6 +40,13 @@ from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.queue import QueueDepths, RequestQueue
 from serve_app.requests.endings import Deadlines, Endings
 from serve_app.settings import Settings
+from workers.engine import Engine
+from workers.loop_watch import LoopWatch
+from workers.replica import WorkerReplica
+from workers.simulated_engine import SimulatedEngine, SimulatedVllm, arguments_of
+from workers.vllm_engine import VllmEngine
+
+log = logging.getLogger("hermes.worker")
 
 
 class IngressProcess:
@@ -126,7 +135,6 @@ class IngressProcess:
         return Exchanges(admission, self.followers, parts, self.redis_watch, within_s)
 
     def app(self) -> Any:
-        """The ASGI application that serves this ingress's HTTP."""
         base, settings = self.base, self.settings
         inference = InferenceEndpoint(
             self.uploads,
@@ -228,3 +236,66 @@ def order_rules(settings: Settings) -> Rules:
         order.short_first_ms_per_cost,
         settings.workers.max_running_requests,
     )
+
+
+def make_engine(settings: Settings) -> Engine:
+    if settings.engine.kind == "simulated":
+        under_vllm = arguments_of(settings).vllm is not None
+        return SimulatedVllm(settings) if under_vllm else SimulatedEngine(settings)
+    return VllmEngine(settings)
+
+
+def most_calls(settings: Settings) -> int:
+    """The most calls of a worker at a time. Dispatchers normally send no more than the capacity;
+    this limit must not reject what they send.
+    """
+    return 2 * settings.workers.max_running_requests
+
+
+class WorkerProcess:
+    """One engine, and the replica that uses it. It takes calls at the address `host`; if that is
+    empty, only Ray calls it.
+    """
+
+    def __init__(
+        self, settings: Settings, name: str, cluster: str, engine: Engine, host: str = ""
+    ) -> None:
+        self._name, self._host = name, host
+        self._base = base = Foundation(settings, "hermes-worker", name)
+        self._engine = engine
+        self._writer = JournalWriter(settings, base.loops)
+        engine.progress.on_step = self._writer.pause.stepped
+        kept = base.telemetry.of("hermes_journal_buffer_bytes")
+        kept.set_function(lambda: self._writer.kept_bytes)
+        self._loop_watch = LoopWatch(settings.workers.max_event_loop_block_s, base.telemetry)
+        self.replica = WorkerReplica(
+            name,
+            cluster,
+            engine,
+            self._loop_watch,
+            Membership(base.lease_link, settings.namespace, clock=base.clock, loops=base.loops),
+            self._writer,
+            base,
+        )
+        self._calls = CallServer(self.replica.begin, most_calls(settings))
+        self._writer.wake = self._calls.wake
+
+    async def start(self) -> None:
+        """Load the engine, then join: dispatchers count its capacity only from then on."""
+        began_s = self._base.clock.local.monotonic_s()
+        await self._engine.start()
+        await self._writer.start()
+        address = await self._calls.start(self._name, self._host) if self._host else None
+        await self.replica.join(address)
+        await self._base.start()
+        self._loop_watch.start()
+        took_s = self._base.clock.local.monotonic_s() - began_s
+        log.info("engine %s ready after %.1f s", self._engine.name, took_s)
+
+    async def stop(self) -> None:
+        self._loop_watch.stop()
+        await self.replica.leave()
+        await self._calls.stop()
+        await self._writer.stop()
+        await self._engine.stop()
+        await self._base.stop()

@@ -1,1 +1,0 @@
-"""Builds, starts and stops the parts of one process."""
