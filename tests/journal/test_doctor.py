@@ -276,7 +276,7 @@ VARIABLES = [
     ),
     ("RAY_ADDRESS", "10.0.0.1:6379", "variables", "leads Ray's own .* to 10.0.0.1:6379, .*: unset"),
     ("RAY_AUTH_MODE", "token", "variables", "token file .* cannot be read: .*: give the cluster's"),
-    ("VLLM_API_KEY", "x", "settings", "VLLM_API_KEY belongs to vLLM's own HTTP server, .*: remove"),
+    ("VLLM_API_KEY", "x", "settings", "VLLM_API_KEY belongs to vLLM's own HTTP server: remove"),
     ("HERMES_KEYS_FILE", "/no/keys", "settings", "/no/keys.*: "),
 ]
 

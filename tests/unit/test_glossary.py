@@ -1,4 +1,6 @@
-"""What users and operators read has the words of docs/glossary.md, and none that it replaces."""
+"""What users, operators and developers read has the words of docs/glossary.md, and none that it
+replaces: documents, descriptions, messages, log lines, and the names in the code.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 GLOSSARY = ROOT / "docs" / "glossary.md"
@@ -59,6 +62,39 @@ def texts_of_monitoring() -> Iterator[Line]:
         yield dashboard, 1, panel["title"]
 
 
+def code() -> Iterator[tuple[Path, Any]]:
+    """Every node of the service's code."""
+    for file in sorted(
+        path for top in ("serve_app", "workers") for path in ROOT.glob(f"{top}/**/*.py")
+    ):
+        yield from ((file, node) for node in ast.walk(ast.parse(file.read_text())))
+
+
+def log_lines() -> Iterator[Line]:
+    for file, node in code():
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="log")), args=[first, *_]):
+                for part in ast.walk(first):
+                    if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                        yield file, part.lineno, part.value
+
+
+def names() -> Iterator[Line]:
+    """The names that the code defines, as words: `AttemptLog` is "Attempt Log"."""
+    for file, node in code():
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                name = node.name
+            case ast.arg():
+                name = node.arg
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                pass
+            case _:
+                continue
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).replace("_", " ").strip()
+        yield file, node.lineno, words
+
+
 def wrong_words(text: str, forbidden: dict[str, str]) -> Iterator[tuple[str, str]]:
     """Words in prose that the glossary replaces, each with the word to use."""
     prose = re.sub(r"`[^`]*`", "", text)
@@ -78,7 +114,7 @@ def test_the_glossary_explains_each_of_its_words_once() -> None:
 
 
 def test_no_text_has_another_word_for_one_of_the_glossary() -> None:
-    lines = [*documents(), *texts_of_code(), *texts_of_monitoring()]
+    lines = [*documents(), *texts_of_code(), *texts_of_monitoring(), *log_lines(), *names()]
     assert {path.suffix for path, _, _ in lines} == {".md", ".py", ".yaml", ".json"}
     assert [
         f"{path.relative_to(ROOT)}:{number}: '{said}': the glossary's word is '{word}'"
