@@ -76,11 +76,19 @@ def _listen_where_ray_does() -> None:
         )
 
 
-def _unchanged(app: Any) -> Any:
+class _Unchanged:
     """In place of Serve's middleware, which gives requests without an id one of its own, and every
     answer a second `x-request-id`: clients show both, separated by a comma.
+
+    A function that returns `app` would not do: uvicorn takes Serve's, which is no coroutine
+    function, for an application of ASGI 2.
     """
-    return app
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._app(scope, receive, send)
 
 
 def _cluster() -> str:
@@ -132,7 +140,7 @@ class Ingress:
         _listen_where_ray_does()
         for module, name in _HEADERS_OF_SERVE:
             setattr(module, name, _NO_HEADER)
-        http_util.RequestIdMiddleware = _unchanged
+        http_util.RequestIdMiddleware = _Unchanged
         # By its module: Serve pickles this class by value, with copies of such objects.
         uvicorn_config.HTTP_PROTOCOLS["auto"] = f"{HttpProtocol.__module__}:{HttpProtocol.__name__}"
         # The router calls `Replicas`, which belong to this loop. Serve's default is another thread.
