@@ -202,7 +202,7 @@ DEADLINE_SWEEP_S = 1.0
 """Time between two searches for waiting requests whose deadline has passed."""
 QUARANTINE_LEASE_S = 10.0
 """How long other suspects wait if the holder of their lock dies."""
-QUARANTINE_POLL_S = 0.2
+QUARANTINE_LOOK_S = 0.2
 """Time between two attempts to get that lock."""
 ADOPTED_LOOK_S = 0.5
 """Time between two checks of an adopted request, if there are at most `ADOPTED_MANY`."""

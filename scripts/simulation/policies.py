@@ -50,7 +50,7 @@ class ArrivalOrder:
         return Claim(CLASSES, self.capacity - len(self.running), wait=not self._waiting)
 
     def add(self, entry: QueueEntry) -> None:
-        insort(self._waiting, entry, key=lambda one: one.enqueued_ms)
+        insort(self._waiting, entry, key=lambda one: one.accepted_ms)
 
     def next(self, now_ms: int) -> Running[QueueEntry] | None:
         """The oldest."""

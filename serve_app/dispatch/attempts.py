@@ -177,7 +177,7 @@ class Quarantine:
         try:
             async with asyncio.timeout(within_s):
                 while not await self._taken(holder):
-                    await asyncio.sleep(timings.QUARANTINE_POLL_S)
+                    await asyncio.sleep(timings.QUARANTINE_LOOK_S)
         except TimeoutError:
             await self._keep(holder, 0)
             yield False
@@ -342,7 +342,7 @@ class Attempts:
 
     def _tell_wait(self, entry: QueueEntry) -> None:
         """How long a request has waited for its first start."""
-        waited_s = self._clock.now_s() - entry.enqueued_ms / 1000
+        waited_s = self._clock.now_s() - entry.accepted_ms / 1000
         self._base.telemetry.observe(
             "hermes_queue_wait_time_seconds", waited_s, entry.request_class
         )

@@ -214,7 +214,7 @@ class Dispatcher:
             outage.over()
             if taken:
                 log.info("dispatcher: took over %d requests that no ingress worked on", len(taken))
-                await self._carry_on(taken)
+                await self._resume(taken)
 
     async def _abandoned(self) -> list[QueueEntry]:
         """Claim what nobody works on, unless there is no claim to look at.
@@ -230,7 +230,7 @@ class Dispatcher:
             self._members.living if certain else None, self._claimed()
         )
 
-    async def _carry_on(self, taken: Sequence[QueueEntry]) -> None:
+    async def _resume(self, taken: Sequence[QueueEntry]) -> None:
         """Attend to requests at once whose attempts may run already; the others wait their turn."""
         begun = await self._attempts.begun(taken)
         for entry in taken:

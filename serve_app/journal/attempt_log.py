@@ -269,7 +269,7 @@ class AttemptLog:
             self.unaccepted.popleft()
         self.history.add(entry)
 
-    def rewind(self, last: EntryId) -> None:
+    def restart_after(self, last: EntryId) -> None:
         """Redis holds nothing after `last`, so later entries must be appended again."""
         lost = self.history.take_after(last)
         while self.unaccepted and self.unaccepted[0].id <= last:

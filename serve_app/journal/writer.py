@@ -416,7 +416,7 @@ class JournalWriter:
                 self._announce(attempt, last)
                 self._forget(attempt, fenced=False)
             else:
-                attempt.rewind(last.id)
+                attempt.restart_after(last.id)
                 if attempt.pending:
                     self._mark(attempt)  # the loop may sleep: opening an attempt connects, too
                 elif last.quit:  # it was accepted, and only the answer was lost

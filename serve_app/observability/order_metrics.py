@@ -82,7 +82,7 @@ class OrderTelemetry(Metrics):
 
     def started(self, running: Running[Any]) -> None:
         if running.started_ms is not None:
-            waited_s = (running.started_ms - running.entry.enqueued_ms) / 1000
+            waited_s = (running.started_ms - running.entry.accepted_ms) / 1000
             self.tenants.started(running.entry.tenant, waited_s)
 
     def order(self, scheduler: Scheduler[Any]) -> None:

@@ -323,7 +323,7 @@ class TenantLines(Generic[C]):
         """Since when the oldest of them waits, in Unix milliseconds; some must wait."""
         oldest = self._by_age.first()
         assert oldest is not None
-        return oldest.entry.enqueued_ms
+        return oldest.entry.accepted_ms
 
     def add(self, waiting: Waiting[C]) -> None:
         tenant = waiting.entry.tenant
@@ -332,7 +332,7 @@ class TenantLines(Generic[C]):
             line = self._lines[tenant] = _Line()
             self.counters.begins(tenant)
         line.push(waiting)
-        self._by_age.push(waiting.entry.enqueued_ms, waiting)
+        self._by_age.push(waiting.entry.accepted_ms, waiting)
         self._size += 1
 
     def next(self, now_ms: float, soon_ms: float) -> Waiting[C]:

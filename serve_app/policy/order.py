@@ -203,7 +203,7 @@ class Scheduler(Generic[C]):
         handicap_ms = self._handicap_ms(entry, predicted) if self.lengths.useful else 0.0
         waiting = Waiting(
             entry,
-            rank_ms=entry.enqueued_ms + handicap_ms,
+            rank_ms=entry.accepted_ms + handicap_ms,
             latest_ms=entry.deadline_ms - self.pace.predict_ms(prompt_tokens, predicted.mean),
             size=int(_output(entry, predicted)).bit_length(),
         )
@@ -385,7 +385,7 @@ class Scheduler(Generic[C]):
         rules = self._rules
         prompt_tokens = int(_PROMPT_PART * _prompt(entry))
         cost = rules.tenants.cost(prompt_tokens, _output(entry, predicted))
-        most = max(0.0, _PASSED_PART * (entry.deadline_ms - entry.enqueued_ms))
+        most = max(0.0, _PASSED_PART * (entry.deadline_ms - entry.accepted_ms))
         return min(rules.short_first_ms_per_cost * cost, most)
 
 
@@ -404,7 +404,7 @@ def _output(entry: Claimed, predicted: Prediction) -> float:
 
 
 def _urgency(entry: Claimed) -> tuple[int, int]:
-    return URGENCY[entry.request_class], entry.enqueued_ms
+    return URGENCY[entry.request_class], entry.accepted_ms
 
 
 # -- capacity ------------------------------------------------------------------------------------

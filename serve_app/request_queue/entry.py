@@ -57,7 +57,7 @@ class QueueEntry:
         return self.stream, self.entry_id
 
     @property
-    def enqueued_ms(self) -> int:
+    def accepted_ms(self) -> int:
         """Unix milliseconds."""
         return int(self.entry_id.partition("-")[0])
 

@@ -206,7 +206,7 @@ def end(settings: Settings, ended: Ended, whose: Whose | None = None) -> Command
     ]
     commands += [*_expire(settings, ended), *_retain(settings, ended)]
     # in this order, since a claim goes with the queue entry
-    commands += [*_announce(settings, ended), *_dequeue(settings, ended)]
+    commands += [*_announce(settings, ended), *_remove_from_queue(settings, ended)]
     return (
         *("EVAL", SCRIPT, 2, key, ledger, "end", len(ended.entries), whose.encode()),
         FINAL.index(ended.terminal.state or State.FAILED) + 1,
@@ -296,7 +296,7 @@ def _announce(settings: Settings, ended: Ended) -> list[Command]:
     return commands
 
 
-def _dequeue(settings: Settings, ended: Ended) -> list[Command]:
+def _remove_from_queue(settings: Settings, ended: Ended) -> list[Command]:
     """Remove the queue entry, which is acknowledged only here or later: nobody would take the
     request up again.
     """

@@ -58,7 +58,7 @@ async def test_a_claim_gives_back_what_was_enqueued_with_what_it_costs(w: World)
     assert (entry.request_id, entry.tenant, entry.session) == ("req_1", "tenant", "session")
     assert (entry.deadline_ms, entry.request_class, entry.kind) == (123, "batch", "chat s1")
     assert (entry.prompt_tokens, entry.max_output_tokens, entry.cost_tokens) == (7, 9, 16)
-    assert before_ms < entry.enqueued_ms < before_ms + 60_000
+    assert before_ms < entry.accepted_ms < before_ms + 60_000
 
 
 async def test_a_claim_takes_the_oldest_of_the_classes_that_it_names(w: World) -> None:

@@ -83,7 +83,7 @@ async def test_the_end_of_a_long_answer_keeps_no_other_stream_waiting(
     finish(long)
     await eventually(lambda: packers)
     if again:
-        long.rewind(EntryId(1, 2))
+        long.restart_after(EntryId(1, 2))
         writer._mark(long)
     await w.admit("req_2")
     short, _ = await writer.open("req_2", 1, b"nonce", OPENED)

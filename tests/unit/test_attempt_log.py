@@ -167,7 +167,7 @@ async def test_what_is_kept_of_a_long_answer_is_packed_and_still_restores_all_of
     assert attempt.history.memory_bytes < kept_bytes < 2 * attempt.history.memory_bytes
     before = list(attempt.history)
     for last in (EntryId(2, 2999), EntryId(2, 1500), EntryId(1, 9)):
-        attempt.rewind(last)
+        attempt.restart_after(last)
         while attempt.take() is not None:
             accept(attempt)
         assert list(attempt.history) == before
@@ -194,7 +194,7 @@ async def test_what_would_hold_the_loop_is_not_packed_there(
     assert len(large) < attempt.history.memory_bytes < len(large) + 2_000
     assert b"".join(attempt.history.bodies()) == b"small" + large + b"y" * timings.PACK_BYTES
     before = list(attempt.history)
-    attempt.rewind(EntryId(2, 1))
+    attempt.restart_after(EntryId(2, 1))
     assert attempt.history.memory_bytes < 1_000
     while attempt.take() is not None:
         accept(attempt)
@@ -223,7 +223,7 @@ async def test_a_rewind_offers_again_what_was_lost_and_then_what_was_not_accepte
     attempt.append([], [b"4"], 4)
     attempt.take()
     attempt.append([], [b"5"], 5)
-    attempt.rewind(EntryId(0, 1))  # even the opening is gone
+    attempt.restart_after(EntryId(0, 1))  # even the opening is gone
     assert [accept(attempt).id for _ in range(6)] == [(2, n) for n in range(6)]
     assert attempt.take() is None
     assert [entry.id.seq for entry in attempt.history] == [0, 1, 2, 3, 4, 5]
@@ -235,7 +235,7 @@ async def test_a_rewind_that_finds_more_than_was_answered_repeats_nothing(
     attempt.append([], [b"1"], 1)
     attempt.take()  # sent; Redis took it, but its answer was lost
     attempt.append([], [b"2"], 2)
-    attempt.rewind(EntryId(2, 1))
+    attempt.restart_after(EntryId(2, 1))
     following = accept(attempt)
     assert (following.id, following.body) == ((2, 2), b"2")
 

@@ -100,9 +100,9 @@ def test_an_endless_flood_of_more_urgent_work_delays_a_class_by_a_bounded_time(
     part = []
     for one in theirs:
         before = [cost(a.entry) for a in theirs if a.start_ms < one.start_ms]
-        ahead = sum(before[-sum(a.end_ms > one.entry.enqueued_ms for a in theirs) :])
+        ahead = sum(before[-sum(a.end_ms > one.entry.accepted_ms for a in theirs) :])
         waited_for = [
-            cost(a.entry) for a in theirs if one.entry.enqueued_ms <= a.start_ms < one.start_ms
+            cost(a.entry) for a in theirs if one.entry.accepted_ms <= a.start_ms < one.start_ms
         ]
         assert sum(waited_for) <= ahead + largest
         part.append(one.wait_ms / 1000 / bound_s(sum(waited_for), largest, request_class, rules))

@@ -97,7 +97,7 @@ def test_more_requests_meet_their_deadlines(seed: int, monkeypatch: pytest.Monke
     """Each third is in a hurry, at 110 % load."""
     chance = random.Random(seed)
     entries = [
-        replace(one, deadline_ms=one.enqueued_ms + chance.choice((2_000, 60_000, 60_000)))
+        replace(one, deadline_ms=one.accepted_ms + chance.choice((2_000, 60_000, 60_000)))
         for one in load(seed, 1_200, 1.1)
     ]
     in_order = served_in_order(entries)
@@ -114,7 +114,7 @@ def test_requests_that_are_too_late_push_nobody_back(seed: int) -> None:
     entries, hopeless = load(seed, share=1.1), {}
     for number in range(50, 400, 5):
         late = entries[number]
-        hopeless[number] = replace(late, deadline_ms=late.enqueued_ms + int(cost(late) * 0.9))
+        hopeless[number] = replace(late, deadline_ms=late.accepted_ms + int(cost(late) * 0.9))
     orders = []
     for deadline_ms in (0, NEVER_MS):
         of_late = {
@@ -124,6 +124,6 @@ def test_requests_that_are_too_late_push_nobody_back(seed: int) -> None:
         both = [of_late.get(number, one) for number, one in enumerate(entries)]
         late_ids = set(map(id, of_late.values()))
         served = [one for one in served_in_order(both) if id(one.entry) not in late_ids]
-        orders.append({one.entry.enqueued_ms: one.start_ms for one in served})
+        orders.append({one.entry.accepted_ms: one.start_ms for one in served})
     assert list(orders[0]) == list(orders[1]) == sorted(orders[1])
     assert all(orders[0][at_ms] <= orders[1][at_ms] + 1 for at_ms in orders[0])

@@ -140,7 +140,7 @@ def test_a_slot_that_is_spare_for_all_that_wait_is_kept_for_what_comes() -> None
     """A batch and long answers leave it, and the next claim waits for an arrival."""
     its = scheduler(4, *(Entry("batch", n) for n in range(9)))
     its.general_capacity = 3
-    assert [one.enqueued_ms for one in started(its)] == [0, 1, 2]
+    assert [one.accepted_ms for one in started(its)] == [0, 1, 2]
     wanted = its.wanted()
     assert wanted is not None
     assert wanted.wait
@@ -266,8 +266,8 @@ def test_a_tenant_pays_nothing_for_requests_that_expire_before_they_start() -> N
     its = scheduler(1, *hasty)
     for entry in started(its, now_ms=5):
         end(its, entry)
-    last = Entry(tenant="hasty", enqueued_ms=6)
-    other = Entry(tenant="other", enqueued_ms=7)
+    last = Entry(tenant="hasty", accepted_ms=6)
+    other = Entry(tenant="other", accepted_ms=7)
     for entry in (last, other):
         its.add(entry)
     assert started(its, now_ms=8) == [last]
@@ -294,7 +294,7 @@ def test_a_tenant_pays_nothing_for_requests_that_are_cancelled_before_an_attempt
     assert counter(its.classes._groups, "interactive") == pytest.approx(0, abs=1e-6)
     assert its.lengths._judged == 0, "and nothing is learnt"
     its.capacity = 1
-    for entry in (last := Entry(tenant="hasty", enqueued_ms=6)), Entry(tenant="other"):
+    for entry in (last := Entry(tenant="hasty", accepted_ms=6)), Entry(tenant="other"):
         its.add(entry)
     assert started(its) == [last], "it has been served no more than the other"
 

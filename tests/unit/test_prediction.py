@@ -103,12 +103,12 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_long_prompt_starts_long_before_its_deadline_however_many_short_requests_come() -> None:
     """At 120 % load, where more and more requests wait."""
-    overload = [replace(one, enqueued_ms=int(0.75 * one.enqueued_ms)) for one in mixed(1, 0.5)]
+    overload = [replace(one, accepted_ms=int(0.75 * one.accepted_ms)) for one in mixed(1, 0.5)]
     long = Entry("standard", 30_000, "t", 100_000, 1, deadline_ms=150_000, kind="kind-0")
     service = VirtualService([*overload, long], CAPACITY, wide(DEFAULT_RULES))
     service.run()
     (found,) = [one for one in service.served if one.entry is long]
-    passed = [one for one in service.served if one.entry.enqueued_ms > long.enqueued_ms]
+    passed = [one for one in service.served if one.entry.accepted_ms > long.accepted_ms]
     assert service.scheduler.lengths.useful
     assert any(one.start_ms < found.start_ms for one in passed), "short ones go before it"
     print(f"waits {found.wait_ms / 1000:.0f} s of 120 s")

@@ -120,7 +120,7 @@ class Redis:
         living = [*self.zombies, *([self.holder] if self.holder is not None else [])]
         for attempt in living[first:] + living[:first]:
             if not attempt.closed.done() and self.journal[-1].id <= attempt.last_built:
-                attempt.rewind(self.journal[-1].id)
+                attempt.restart_after(self.journal[-1].id)
                 self.write(attempt)
 
     def die(self) -> None:

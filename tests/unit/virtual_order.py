@@ -29,7 +29,7 @@ class Entry:
     """A request, with the output that it will have."""
 
     request_class: str = "standard"
-    enqueued_ms: int = 0
+    accepted_ms: int = 0
     tenant: str = "t"
     prompt_tokens: int = 10
     output_tokens: int = 100
@@ -49,7 +49,7 @@ class Served(NamedTuple):
     @property
     def wait_ms(self) -> float:
         """From its arrival to its start."""
-        return self.start_ms - self.entry.enqueued_ms
+        return self.start_ms - self.entry.accepted_ms
 
 
 def cost(entry: Entry) -> float:
@@ -72,7 +72,7 @@ class VirtualService:
         self.served: list[Served] = []
         self.idle_while_waiting = 0
         self._speed = speed
-        self._arrivals = deque(sorted(arrivals, key=lambda entry: entry.enqueued_ms))
+        self._arrivals = deque(sorted(arrivals, key=lambda entry: entry.accepted_ms))
         self._queue = {name: deque[Entry]() for name in CLASSES}
         self._running: list[tuple[float, int, Running[Entry]]] = []
         self._now_ms = 0.0
@@ -80,12 +80,12 @@ class VirtualService:
     def run(self, until_ms: float = float("inf")) -> list[Served]:
         """Everything that has started by then, in order."""
         while self._arrivals or self._running:
-            arrival_ms = self._arrivals[0].enqueued_ms if self._arrivals else float("inf")
+            arrival_ms = self._arrivals[0].accepted_ms if self._arrivals else float("inf")
             end_ms = self._running[0][0] if self._running else float("inf")
             self._now_ms = min(arrival_ms, end_ms)
             if self._now_ms > until_ms:
                 break
-            while self._arrivals and self._arrivals[0].enqueued_ms <= self._now_ms:
+            while self._arrivals and self._arrivals[0].accepted_ms <= self._now_ms:
                 arrived = self._arrivals.popleft()
                 self._queue[arrived.request_class].append(arrived)
             while self._running and self._running[0][0] <= self._now_ms:
