@@ -95,6 +95,14 @@ class Loops:
         log.error("loop %s ended, restarting it: %s", name, problem, exc_info=error)
 
 
+def retrieved(task: asyncio.Task[Any]) -> None:
+    """A done callback for a task that several share, because all that waited may have gone: it
+    retrieves the exception, which asyncio would report.
+    """
+    if not task.cancelled():
+        task.exception()
+
+
 async def ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel tasks until they have ended, and ignore their results. If a cancellation coincides
     with a timeout inside a library, the library may treat it as the timeout and continue.

@@ -29,7 +29,7 @@ from serve_app.errors import RedisUnavailable, Unreadable
 from serve_app.foundation import Foundation
 from serve_app.journal.entries import REQUEST_ID
 from serve_app.journal.store import JournalStore
-from serve_app.loops import backoff, first, jittered
+from serve_app.loops import backoff, first, jittered, retrieved
 from serve_app.observability.logs import Outage, about
 from serve_app.observability.tracing import CLIENT, Facts
 from serve_app.policy.work import writes_tokens
@@ -522,6 +522,7 @@ class Adopted:
         """Check a request a moment later, together with all others requested meanwhile."""
         if self._round is None:
             self._round = asyncio.create_task(self._look(), name="adopted-look")
+            self._round.add_done_callback(retrieved)
         self._asked.append(entry)
         return (await asyncio.shield(self._round))[entry.key]
 

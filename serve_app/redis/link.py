@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from serve_app import timings
 from serve_app.clock import SYSTEM
 from serve_app.errors import RedisUnavailable
-from serve_app.loops import jittered
+from serve_app.loops import jittered, retrieved
 from serve_app.redis.connection import Command, RespConnection, connect
 from serve_app.redis.replies import Reply, is_demoted
 from serve_app.settings import RedisSettings
@@ -47,7 +47,7 @@ class SharedConnection:
             if SYSTEM.monotonic_s() < self._quiet_until_s:
                 raise RedisUnavailable(self._problem)
             self._opening = asyncio.create_task(self._open(), name="redis-connection")
-            self._opening.add_done_callback(_retrieved)
+            self._opening.add_done_callback(retrieved)
         try:
             return await asyncio.shield(self._opening)
         except RedisUnavailable as error:
@@ -71,12 +71,6 @@ class SharedConnection:
             raise RedisUnavailable(self._problem) from None
         finally:
             self._opening = None
-
-
-def _retrieved(opening: asyncio.Task[RespConnection]) -> None:
-    """Retrieve the exception, because all callers that waited may have gone."""
-    if not opening.cancelled():
-        opening.exception()
 
 
 class RedisLink:
