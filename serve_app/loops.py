@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from serve_app import timings
 from serve_app.clock import SYSTEM, Clock
-from serve_app.errors import HermesError
+from serve_app.errors import HermesError, RedisUnavailable
 
 if TYPE_CHECKING:  # the commands use Redis, too, and have no metrics
+    from serve_app.observability.logs import Outage
     from serve_app.observability.metrics import Telemetry
 
 log = logging.getLogger("hermes.loops")
@@ -93,6 +94,17 @@ class Loops:
             self._telemetry.count("hermes_loop_restarts", name)
         problem = "it returned" if error is None else repr(error)
         log.error("loop %s ended, restarting it: %s", name, problem, exc_info=error)
+
+
+async def repeat(every_s: float, sweep: Work, outage: Outage) -> None:
+    """Sweep without an end; `outage` is told while Redis cannot be reached."""
+    while True:
+        await asyncio.sleep(jittered(every_s))
+        try:
+            await sweep()
+            outage.over()
+        except RedisUnavailable as error:
+            outage.failed(error)
 
 
 def retrieved(task: asyncio.Task[Any]) -> None:

@@ -68,7 +68,11 @@ class IngressProcess:
         self.base = base = Foundation(settings, "hermes-ingress", ingress_id)
         self.endings = Endings(base.store, base.telemetry)
         self.redis_watch = RedisWatch(
-            settings.redis, settings.namespace, settings.ingress.max_body_bytes, base.loops
+            settings.redis,
+            settings.namespace,
+            settings.ingress.max_body_bytes,
+            base.loops,
+            base.link.try_again,
         )
         self.entrance = Entrance(settings.namespace, settings.service, cluster, settings.model.name)
         self.membership = Membership(

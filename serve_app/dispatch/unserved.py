@@ -4,10 +4,10 @@ upgrade that has renamed it. Nobody else would: every ingress claims from its ow
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -15,9 +15,8 @@ from serve_app import timings
 from serve_app.cluster.entrance import Entrance
 from serve_app.cluster.members import Members
 from serve_app.contract import Reason, State
-from serve_app.errors import RedisUnavailable
 from serve_app.foundation import Foundation
-from serve_app.loops import jittered
+from serve_app.loops import repeat
 from serve_app.observability.logs import Outage
 from serve_app.policy.classes import CLASSES
 from serve_app.redis.connection import Command
@@ -47,17 +46,9 @@ class Unserved:
         """By queue: the last entry of the last look, if more come behind it."""
 
     async def start(self) -> None:
-        self._base.loops.keep("unserved-models", self._keep)
-
-    async def _keep(self) -> None:
         outage = Outage(log, "unserved models: cannot search their queues")
-        while True:
-            await asyncio.sleep(jittered(timings.UNSERVED_LOOK_S))
-            try:
-                await self.sweep()
-                outage.over()
-            except RedisUnavailable as error:
-                outage.failed(error)
+        sweeping = partial(repeat, timings.UNSERVED_LOOK_S, self.sweep, outage)
+        self._base.loops.keep("unserved-models", sweeping)
 
     async def sweep(self) -> None:
         """End a part of what waits for each such model, and forget the model once nothing does.

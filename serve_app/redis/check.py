@@ -14,7 +14,7 @@ import logging
 import math
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from typing import NamedTuple
@@ -357,14 +357,21 @@ _PROBLEMS = 16
 
 
 class RedisWatch:
-    """The result of the last try."""
+    """The result of the last try. Once Redis is usable again, `on_usable` is called before it is
+    said: who is told so has a connection.
+    """
 
     def __init__(
-        self, settings: RedisSettings, namespace: str, max_body_bytes: int, loops: Loops
+        self,
+        settings: RedisSettings,
+        namespace: str,
+        max_body_bytes: int,
+        loops: Loops,
+        on_usable: Callable[[], None] = lambda: None,
     ) -> None:
         self._check = Check(settings, namespace, max_body_bytes)
         self.sizes = self._check.sizes
-        self._loops = loops
+        self._loops, self._on_usable = loops, on_usable
         self._doubted = asyncio.Event()
         self._told = Told(log)
         self._answered_s = -math.inf
@@ -409,6 +416,8 @@ class RedisWatch:
         if isinstance(found, Finding):
             self._not_usable(found)
             return
+        if not self.usable:
+            self._on_usable()
         self.usable, self.answer, self.refused = True, "", ""
         self._told.usable()
         for warning in found:

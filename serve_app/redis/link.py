@@ -54,6 +54,10 @@ class SharedConnection:
             # a new exception for each caller, because exceptions carry tracebacks
             raise RedisUnavailable(str(error)) from None
 
+    def try_again(self) -> None:
+        """Redis can be reached: the next caller may open the connection, whenever it failed."""
+        self._quiet_until_s = -math.inf
+
     async def close(self) -> None:
         if self._opening is not None:
             self._opening.cancel()
@@ -125,6 +129,11 @@ class RedisLink:
         if any(map(is_demoted, replies)):
             connection.abort()  # the name may lead to the new primary by now
         return replies
+
+    def try_again(self) -> None:
+        """See `SharedConnection.try_again`."""
+        for connection in (self._shared, self._waiting, *self._large):
+            connection.try_again()
 
     async def close(self) -> None:
         for connection in (self._shared, self._waiting, *self._large):

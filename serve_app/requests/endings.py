@@ -7,18 +7,18 @@ nobody. If a worker ends a request itself, its attempt writes the end (`workers/
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
+from functools import partial
 
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.contract import Reason, State
-from serve_app.errors import RedisUnavailable, Unreadable
+from serve_app.errors import Unreadable
 from serve_app.journal.entries import Entry, RequestFacts, Summary
 from serve_app.journal.store import JournalStore
 from serve_app.journal.usage import Whose
-from serve_app.loops import Loops, jittered
+from serve_app.loops import Loops, repeat
 from serve_app.observability.logs import Outage, about
 from serve_app.observability.metrics import Telemetry
 from serve_app.request_queue.entry import QueueEntry
@@ -98,7 +98,9 @@ class Deadlines:
         self._owed: set[str] = set()
 
     async def start(self) -> None:
-        self._loops.keep("deadlines", self._sweep)
+        outage = Outage(log, "deadlines: cannot search the queues")
+        sweeping = partial(repeat, timings.DEADLINE_SWEEP_S, self.sweep, outage)
+        self._loops.keep("deadlines", sweeping)
 
     def due_in_s(self, deadline_ms: int) -> float:
         """After how many seconds the ingress that holds the connection must end the request."""
@@ -113,16 +115,6 @@ class Deadlines:
     async def end(self, request_id: str) -> None:
         """End a request as expired, unless it has ended; raises `Unreadable` if its journal is."""
         await self._endings.end(request_id, State.EXPIRED, Reason.DEADLINE)
-
-    async def _sweep(self) -> None:
-        outage = Outage(log, "deadlines: cannot search the queues")
-        while True:
-            await asyncio.sleep(jittered(timings.DEADLINE_SWEEP_S))
-            try:
-                await self.sweep()
-                outage.over()
-            except RedisUnavailable as error:
-                outage.failed(error)
 
     async def sweep(self) -> None:
         """End requests whose end Redis has not recorded yet, and expired ones found in a part of

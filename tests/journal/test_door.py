@@ -190,8 +190,12 @@ async def test_metrics_are_put_together_once_a_period_and_not_for_tenants(
 
 
 async def test_what_redis_would_lose_is_told_on_readyz_and_in_the_log(
-    private_redis: PrivateRedis, namespace: str, caplog: pytest.LogCaptureFixture
+    private_redis: PrivateRedis,
+    namespace: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(timings, "REDIS_CHECK_AGAIN_S", 0.1)
     private_redis.run("CONFIG", "SET", "appendonly", "no", "maxmemory", 0)
     caplog.set_level(logging.WARNING)
     async with door(private_redis.url, namespace) as d:

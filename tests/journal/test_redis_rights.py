@@ -84,11 +84,8 @@ async def test_a_service_says_what_it_lacks_refuses_requests_and_heals(
             assert names(what, answer.json()["problem"])
             assert (await d.post("Hi")).headers["x-hermes-reason"] == "journal_unavailable", what
             await change(*giving)
-
-        async def accepted() -> bool:  # a connection that was refused is tried again a moment later
-            return (await d.post("Hi")).status_code == 200
-
-        await eventually(accepted)
+            await eventually(lambda: ready(d))
+        assert (await d.post("Hi")).status_code == 200
         assert not any(d.ingress.base.loops._failed_s.values()), "no loop has ended"
 
 
