@@ -154,7 +154,7 @@ class IngressProcess:
         routers = [
             status.routes(
                 self._id,
-                settings.model.name,
+                settings.model,
                 lambda: self._validator.most_tokens,
                 self.readiness,
                 self.metrics,

@@ -5,6 +5,8 @@ A tool call that the end of an answer has cut: of the whole text, vLLM's parsers
 it is not complete, text with the markup in it. Of its pieces they make what there is of the call.
 The pieces count. The echo of a message in parts: vLLM's stream cannot write it.
 
+It calls the model as its request did.
+
 Each position of log probabilities comes with its text, and what is not in the text has none. vLLM
 has one for every token: for the end token, too, for special tokens that it does not show, for a
 stop text, and before a text that it holds back.
@@ -26,6 +28,8 @@ from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.parser.abstract_parser import Parser
 from vllm.sampling_params import SamplingParams
+
+from workers.attempt import current
 
 _FEEDS = 256
 """In how many pieces an answer is parsed at most: parsers read all that came before with each."""
@@ -88,9 +92,12 @@ async def merged(
 
 
 def install(app: Any) -> None:
-    """Have the app's chat completions and responses go by the pieces, and its three endpoints take
-    positions for what they are; vLLM looks for one of each token of an output.
+    """Have the app's chat completions and responses go by the pieces, its three endpoints take
+    positions for what they are (vLLM looks for one of each token of an output), and all call the
+    model as they were asked.
     """
+    models = app.state.openai_serving_models
+    models.model_name = partial(_called, models.model_name)
     if (chat := getattr(app.state, "openai_serving_chat", None)) is not None:
         chat.parser_cls = _by_pieces(chat.parser_cls)
         chat.chat_completion_full_generator = partial(_whole, chat.chat_completion_full_generator)
@@ -105,6 +112,11 @@ def install(app: Any) -> None:
     ):
         if (serving := getattr(app.state, f"openai_serving_{api}", None)) is not None:
             setattr(serving, name, partial(_created, getattr(serving, name), positions))
+
+
+def _called(name: Callable[..., str], *args: Any) -> str:
+    attempt = current.get()
+    return attempt.facts.alias if attempt and attempt.facts.alias else name(*args)
 
 
 def _by_pieces(parser: type[Parser] | None) -> type[Parser] | None:

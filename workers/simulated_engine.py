@@ -302,7 +302,6 @@ class SimulatedEngine:
 
     def __init__(self, settings: Settings) -> None:
         self._arguments = arguments_of(settings)
-        self._model = settings.model.name
         self.progress = Progress()
         self._batch = Batch(self._arguments, self.progress.stepped)
         self._stall_s = settings.workers.engine_stall_timeout_s
@@ -348,7 +347,7 @@ class SimulatedEngine:
     ) -> None:
         request = msgspec.json.decode(body)
         chat = line.path.endswith("/chat/completions")
-        shape = ResponseFormat(request_id, self._model, chat, int(attempt.created_s))
+        shape = ResponseFormat(request_id, attempt.facts.called, chat, int(attempt.created_s))
         limit = int(request.get("max_completion_tokens") or request.get("max_tokens") or 64)
         limit = min(limit, self._arguments.max_output_tokens or limit)
         prompt = msgspec.json.encode(request.get("messages", request.get("prompt")))
@@ -374,7 +373,7 @@ class SimulatedEngine:
 
     async def _embed(self, request: dict[str, Any], attempt: Attempt) -> None:
         """A request for embeddings takes one step."""
-        answer, read = embeddings(request, self._model)
+        answer, read = embeddings(request, attempt.facts.called)
         running = _Running(read, 1, attempt.pause)
         await self._batch.join(running)
         try:

@@ -469,7 +469,7 @@ def sign_of_life(
             event["type"].encode(),
             msgspec.json.encode(event),
         )
-    made = {"created": facts.admitted_ms // 1000, "model": facts.model}
+    made = {"created": facts.admitted_ms // 1000, "model": facts.called}
     nothing: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": None}
     if path == CHATS:
         chunk = {"id": f"chatcmpl-{request_id}", "object": "chat.completion.chunk", **made}

@@ -98,12 +98,13 @@ class InferenceEndpoint:
         with self.uploads.of(caller.id) as upload:
             body = (await upload.body(headers, receive)).removeprefix(codecs.BOM_UTF8)
             request, body, ignored = await self.validator.parse(path, body)
+            model = request.get("model")
             if path in (RESPONSES, INPUT_TOKENS) and goes_on(request):
                 body = await self.conversations.whole(caller.id, body, request)
                 upload.grew(len(body))
                 request, body, _ = await self.validator.parse(path, body)
             submission = self.submissions.of(
-                caller, path, query, headers, body, request, span.traceparent
+                caller, path, query, headers, body, request, span.traceparent, model
             )
             background = _in_background(path, request)
             if submission.facts.detached and not (background and submission.facts.streamed):
@@ -138,9 +139,10 @@ class Submissions:
         body: bytes,
         request: Mapping[str, Any],
         trace: str,
+        model: str | None = None,
     ) -> Submission:
         """The submission of one validated request. `headers`: by lower-case name. `trace`: its
-        `traceparent`; empty if it is not traced.
+        `traceparent`; empty if it is not traced. `model`: as the client calls it, if it does.
 
         Raises:
             RequestRefused: `invalid_request`, for a malformed header; `key_not_permitted`, for a
@@ -166,6 +168,7 @@ class Submissions:
             detached=detached,
             retention_s=self._retention_s(headers) if detached or stored else 0.0,
             body_bytes=len(body) if stored else 0,
+            alias=model if model and model != self.settings.model.name else "",
         )
         kept = [(name, headers[name]) for name in _KEPT_HEADERS if name in headers]
         return Submission(

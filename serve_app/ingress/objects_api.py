@@ -352,12 +352,8 @@ class _Asked(NamedTuple):
     size: int
 
     def has(self, wanted: Mapping[str, str]) -> bool:
-        """Whether its model and metadata are as wanted."""
-        return all(
-            value
-            == (self.fields.get("model") if name == "model" else self.metadata.get(name[9:-1]))
-            for name, value in wanted.items()
-        )
+        """Whether its metadata are as wanted."""
+        return all(self.metadata.get(name[9:-1]) == value for name, value in wanted.items())
 
 
 class _Chats:
@@ -382,15 +378,17 @@ class _Chats:
         return fields and {**fields, "metadata": asked.metadata or None}, size
 
     async def look(
-        self, ids: Sequence[str], wanted: Mapping[str, str]
+        self, ids: Sequence[str], wanted: Mapping[str, str], model: str
     ) -> AsyncIterator[dict[str, Any] | None]:
-        """Each of these chats until they are a page, None for one that is not wanted or is gone."""
+        """Each of these chats until they are a page, None for one that is not wanted or is gone.
+        `model`: of all that are wanted; empty for any.
+        """
         size = 0
         for request_id in ids:
             asked, fields, answer_size = await self.asked(request_id), None, 0
             if asked is not None and asked.has(wanted):
                 fields, answer_size = await self.answer(request_id, asked)
-            yield fields
+            yield fields if fields and model in ("", fields.get("model")) else None
             size += (asked.size if asked else 0) + answer_size
             if size > _PAGE_BYTES:
                 return
@@ -425,14 +423,13 @@ def chat_routes(
     ) -> Response:
         given = request.query_params.items()
         wanted = {name: value for name, value in given if name.startswith("metadata[")}
-        wanted |= {"model": model} if model else {}
         asked = request.state.tenant, after.removeprefix(CHAT), _LOOKED_AT + 1
 
         async def make() -> dict[str, Any]:
             ids = await store.listed(*asked, chats=True, newest_first=order == "desc")
             if ids is None:
                 raise invalid("after", "no such chat completion is stored (any more)")
-            looks = chats.look(ids[:_LOOKED_AT], wanted)
+            looks = chats.look(ids[:_LOOKED_AT], wanted, model)
             data, last, more = await wanted_page(ids, looks, limit)
             return listing(data, data[0]["id"] if data else None, last and CHAT + last, more)
 

@@ -17,13 +17,15 @@ from serve_app.clock import SYSTEM
 from serve_app.cluster.entrance import Entrance
 from serve_app.cluster.leases import Membership
 from serve_app.cluster.replicas import Replicas
-from serve_app.contract import IngressLease, Reason
-from serve_app.errors import RedisUnavailable, RequestRefused
+from serve_app.contract import IngressLease
+from serve_app.errors import RedisUnavailable
 from serve_app.foundation import Foundation
+from serve_app.ingress.validation.bodies import check_model
 from serve_app.observability.metrics_pages import CONTENT_TYPE, merge_pages, queue_gauges
 from serve_app.policy.classes import CLASSES
 from serve_app.redis.check import RedisWatch
 from serve_app.request_queue.queue import QueueDepths
+from serve_app.settings.sections import ModelSettings
 
 
 @dataclass
@@ -127,7 +129,7 @@ MODELS_CREATED = 1_767_225_600  # 2026-01-01: the same for every replica, and ac
 
 def routes(
     ingress_id: str,
-    name: str,
+    served: ModelSettings,
     most_tokens: Callable[[], int],
     readiness: Readiness,
     page: MetricsPage,
@@ -137,7 +139,7 @@ def routes(
     """
     router = APIRouter(tags=["status"])
 
-    def described() -> dict[str, Any]:
+    def described(name: str) -> dict[str, Any]:
         return {
             "id": name,
             "object": "model",
@@ -148,14 +150,13 @@ def routes(
 
     @router.get("/v1/models", summary="The models that are served")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [described()]}
+        names = dict.fromkeys([served.name, *(one for one in served.aliases if "*" not in one)])
+        return {"object": "list", "data": [described(name) for name in names]}
 
     @router.get("/v1/models/{model_id:path}", summary="One model")
     async def model(model_id: str) -> dict[str, Any]:
-        if model_id == name:
-            return described()
-        message = f"The model '{model_id[:200]}' does not exist; '{name}' is served here."
-        raise RequestRefused(Reason.MODEL_NOT_FOUND, message, param="model")
+        check_model(model_id, served.name, served.aliases)
+        return described(model_id)
 
     @router.get("/healthz", summary="This process runs")
     async def healthz() -> dict[str, Any]:

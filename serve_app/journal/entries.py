@@ -148,6 +148,13 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """How long its answer is kept for whoever comes later; 0 if it is not."""
     body_bytes: int = 0
     """Size of its body, if that is kept as long as the answer; otherwise 0."""
+    alias: str = ""
+    """What the client calls the model, if that is not its name."""
+
+    @property
+    def called(self) -> str:
+        """What an answer calls the model."""
+        return self.alias or self.model
 
     @property
     def stored(self) -> bool:

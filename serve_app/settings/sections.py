@@ -21,9 +21,12 @@ NAMESPACE = r"^[A-Za-z0-9_.-]+$"
 SERVICE = r"^[^\p{Z}\p{Cc}\p{Cf}]*$"
 RESOURCE = r"^[A-Za-z0-9_]*$"
 MODEL_NAME = r"^[^\p{Z}\p{Cc}\p{Cf}:]+$"
+MODEL_ALIAS = r"^[^\p{Z}\p{Cc}\p{Cf}?\[\]]+$"
 MODEL_SOURCE = r"^(/[^\p{Cc}]*|(s3|gs|az)://[^\p{Z}\p{Cc}]+|[^./~\p{Z}\p{Cc}][^/\p{Z}\p{Cc}]*(/[^/\p{Z}\p{Cc}]+)?)$"
 ENDPOINT = r"^(https?://[^\p{Z}\p{Cc}]+)?$"
 ORIGIN = r"^(\*|https?://[^/\p{Z}\p{Cc}]+)$"
+
+MODEL_NAME_CHARS = 128
 
 LARGEST = 2**53
 """Up to here every number of YAML and JSON is exact; the chart's YAML has no larger ones."""
@@ -33,6 +36,7 @@ FORMS = {
     SERVICE: "takes no spaces",
     RESOURCE: "takes letters, digits and '_'",
     MODEL_NAME: "takes no spaces and no ':'",
+    MODEL_ALIAS: "takes no spaces, and none of '?', '[' and ']'",
     MODEL_SOURCE: "takes a folder by its full path, a hub id (organisation/model, no URL) or "
     "builtin:tiny",
     ENDPOINT: "takes a URL such as http://collector:4318/v1/traces",
@@ -220,8 +224,13 @@ BUILTIN_MODELS = {"builtin:tiny": ("workers", "tiny_model")}
 class ModelSettings(Section):
     """The served model: `name` for clients, `source` for the engine (a path or a hub id)."""
 
-    name: str = Field("hermes-tiny", min_length=1, max_length=128, pattern=MODEL_NAME)
+    name: str = Field("hermes-tiny", min_length=1, max_length=MODEL_NAME_CHARS, pattern=MODEL_NAME)
     """Name by which clients request the model"""
+    aliases: list[Annotated[str, Field(max_length=MODEL_NAME_CHARS, pattern=MODEL_ALIAS)]] = Field(
+        [], max_length=64
+    )
+    """More names that clients may request it by, which its answers then have; `*` in one stands for
+    any text: `claude-*`, `gpt-*`, or `*` for every name"""
     source: str = Field("builtin:tiny", pattern=MODEL_SOURCE)
     """Folder or hub id of the model, or `builtin:tiny` for the model that ships with the project"""
 

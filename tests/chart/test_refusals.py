@@ -74,6 +74,7 @@ COMBINATIONS: list[tuple[str, Document]] = [
     ("env has a text with a character", {"env": {"A": "\ufffe"}}),
     ("args.chat_template is empty", {"settings.engine.args": {"chat_template": ""}}),
     ("settings.model.name takes no spaces", {"settings.model.name": "a b"}),
+    ("settings.model.aliases takes no spaces", {"settings.model.aliases": ["gpt-*", "gpt-?"]}),
     (
         "both are set: remove settings.workers.stall_s",
         {"settings.workers.stall_s": 5, "settings.workers.engine_stall_timeout_s": 5},
@@ -337,6 +338,7 @@ ALLOWED: list[Document] = [
     },
     {"settings.model.source": "a/b", "hub.access": False, "env.HF_HOME": "/models/hub"},
     {"settings.model.source": "", "model": "org/model"},
+    {"settings.model.aliases": ["claude-*", "qwen3:8b", "*"]},
     {"model": "/models/big"},
     {"redis.internal.exporter.extraEnv": [{"name": "REDIS_EXPORTER_SKIP_TLS_VERIFICATION"}]},
     {**EMPTY, "weights.accessModes": ["ReadWriteOnce"], "upgrade.type": "None"},

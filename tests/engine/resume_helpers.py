@@ -128,12 +128,16 @@ class Written:
 
 
 def request(
-    path: str, body: dict[str, Any], tenant: str = "default", request_class: str = "standard"
+    path: str,
+    body: dict[str, Any],
+    tenant: str = "default",
+    request_class: str = "standard",
+    alias: str = "",
 ) -> Entry:
     """Entry 0-1."""
     streamed = bool(body.get("stream"))
     facts = RequestFacts(
-        request_class, tenant, "s", "hermes-tiny", streamed, ADMITTED_MS, 2**62, ""
+        request_class, tenant, "s", "hermes-tiny", streamed, ADMITTED_MS, 2**62, "", alias=alias
     )
     line = RequestLine("POST", path, "", [("content-type", "application/json")])
     fields = {

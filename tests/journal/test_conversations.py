@@ -90,15 +90,16 @@ async def serving(w: World, **sections: Any) -> AsyncIterator[Service]:
 
 
 async def test_every_turn_holds_all_turns_before_it(w: World) -> None:
-    async with serving(w) as s:
+    async with serving(w, model={"aliases": ["gpt-*"]}) as s:
         first = await s.answered("Where?", [THOUGHT, CALL])
         result = {"type": "function_call_output", "call_id": "c1", "output": "the coast"}
         for streamed in (False, True):
             second = await s.answered(
                 [result], [SAID], streamed=streamed, previous_response_id=first
             )
-            third = (await s.ask("Why?", previous_response_id=second)).json()["id"]
-            asked = await s.input_of(third)
+            third = (await s.ask("Why?", previous_response_id=second, model="gpt-5")).json()
+            assert third["model"] == "gpt-5"
+            asked = await s.input_of(third["id"])
             assert asked[0]["content"] == [{"type": "input_text", "text": "Where?"}]
             assert asked[1:5] == [THOUGHT, CALL, result, SAID]
             assert asked[5]["content"][0]["text"] == "Why?"

@@ -42,6 +42,7 @@ KEYS = {
 KINDS: dict[str, dict[str, Any]] = {
     "shared": {
         "args": {
+            "model": {"aliases": ["gpt-5*"]},
             "workers": {"max_running_requests": MAX_RUNNING},
             "ingress": {"heartbeat_s": 1.0, "disconnect_grace_s": 5.0},
             "telemetry": {

@@ -192,6 +192,22 @@ def test_chat_completions_are_stored_listed_changed_and_deleted(service: Running
             chats.retrieve(chat_id)
 
 
+def test_a_model_answers_to_its_aliases(service: Running) -> None:
+    sdk, alias = service.sdk, "gpt-5-mini"
+    assert sdk.models.retrieve(alias).id == chat(service, 2, model=alias).model == alias
+    assert {one.model for one in chat(service, 2, model=alias, stream=True)} == {alias}
+    first = sdk.responses.create(model=alias, input="Hello", max_output_tokens=16)
+    events = sdk.responses.create(
+        model=alias,
+        input="Go on.",
+        max_output_tokens=16,
+        previous_response_id=first.id,
+        stream=True,
+    )
+    models = {event.response.model for event in events if hasattr(event, "response")}
+    assert models == {sdk.responses.retrieve(first.id).model} == {alias}
+
+
 def test_models_are_listed_and_retrieved(service: Running) -> None:
     assert [model.id for model in service.sdk.models.list()] == [service.model]
     assert service.sdk.models.retrieve(service.model).id == service.model

@@ -10,7 +10,7 @@ import pytest
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
 from serve_app.ingress.validation.bodies import parse
-from serve_app.ingress.validation.fields import INFERENCE_PATHS
+from serve_app.ingress.validation.fields import INFERENCE_PATHS, PATHS
 from serve_app.ingress.validation.headers import check_content_type, check_headers
 from tests.tables import each
 
@@ -228,6 +228,48 @@ def test_what_the_openai_sdk_sends_passes_unchanged(path: str, body: dict[str, A
     whole = {"model": MODEL, **body}
     raw = json.dumps(whole).encode()
     assert parse(path, raw, MODEL) == (whole, raw, [])
+
+
+@each(
+    "name, aliases, known",
+    [
+        ("gpt-5", [], False),
+        ("gpt-5", ["gpt-5"], True),
+        ("gpt-5-mini", ["gpt-5"], False),
+        ("claude-opus-5", ["gpt-*", "claude-*"], True),
+        ("claude", ["claude-*"], False),
+        ("Claude-opus-5", ["claude-*"], False),
+        ("a/claude-sonnet:free", ["*sonnet*"], True),
+        ("two words", ["*"], True),
+        ("", ["*"], False),
+        ("n" * 128, ["*"], True),
+        ("n" * 129, ["*"], False),
+        ("a\nb", ["*"], False),
+        ("a\u202eb", ["*"], False),
+        ("a" * 128, ["*a" * 63 + "*b"], False),
+    ],
+)
+@each("path", INFERENCE_PATHS)
+def test_a_model_answers_to_its_aliases(
+    path: str, name: str, aliases: list[str], known: bool
+) -> None:
+    given = {**PATHS[path]["example"], "model": name, "user": "\u2028"}
+    raw = json.dumps(given, ensure_ascii=False).encode()
+    if not known:
+        with pytest.raises(RequestRefused) as caught:
+            parse(path, raw, MODEL, aliases=aliases)
+        assert (caught.value.status, caught.value.param) == (404, "model")
+        return
+    found = parse(path, raw, MODEL, aliases=aliases)
+    assert found.request["model"] == name
+    own = json.dumps({**given, "model": MODEL}, ensure_ascii=False).encode()
+    journalled = parse(path, own, MODEL, aliases=aliases).body
+    assert json.loads(found.body) == json.loads(journalled)
+
+
+def test_only_an_alias_changes_a_body() -> None:
+    raw = json.dumps(chat()).encode()
+    assert parse(CHAT, raw, MODEL, aliases=["*"]).body == raw
 
 
 def test_tokenize_needs_no_model() -> None:

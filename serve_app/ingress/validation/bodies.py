@@ -6,8 +6,9 @@ into it, and what would be taken and have no effect. Pure.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -28,6 +29,7 @@ from serve_app.policy.order import spare_slots
 from serve_app.policy.work import prompts_in
 from serve_app.settings import Settings
 from serve_app.settings.limits import RequestLimits
+from serve_app.settings.sections import MODEL_NAME_CHARS
 
 _DEFAULT_LIMITS = RequestLimits()
 _AT_ONCE_BYTES = 64 * 1024
@@ -78,7 +80,7 @@ class Validator:
 
     def __init__(self, settings: Settings, count_ignored: Callable[[int], None]) -> None:
         self._count_ignored = count_ignored
-        self._model = settings.model.name
+        self._model = settings.model
         at_once = settings.workers.max_running_requests
         most = min(settings.limits.max_sequences, at_once - spare_slots(at_once))
         self._limits = settings.limits.model_copy(update={"max_sequences": most})
@@ -87,7 +89,7 @@ class Validator:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="validator")
 
     async def parse(self, path: str, body: bytes) -> Parsed:
-        given = (path, body, self._model, self._limits)
+        given = (path, body, self._model.name, self._limits, self._model.aliases)
         if len(body) <= _AT_ONCE_BYTES:
             parsed = parse(*given)
         else:
@@ -102,9 +104,16 @@ class Validator:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-def parse(path: str, body: bytes, model: str, limits: RequestLimits = _DEFAULT_LIMITS) -> Parsed:
+def parse(
+    path: str,
+    body: bytes,
+    model: str,
+    limits: RequestLimits = _DEFAULT_LIMITS,
+    aliases: Collection[str] = (),
+) -> Parsed:
     """Parse and validate a body as a JSON object. Refuses it with `malformed_json`,
-    `invalid_request` or `model_not_found`, in OpenAI's wording where it has one.
+    `invalid_request` or `model_not_found`, in OpenAI's wording where it has one. The body that it
+    returns has the name `model` also where the request has one of the `aliases`.
     """
     if path == "/tokenize" and len(body) > limits.max_tokenize_bytes:
         raise too_many("bytes", limits.max_tokenize_bytes)
@@ -115,10 +124,14 @@ def parse(path: str, body: bytes, model: str, limits: RequestLimits = _DEFAULT_L
         raise RequestRefused(Reason.MALFORMED_JSON, message) from None
     if not isinstance(request, dict):
         raise invalid("The body must be a JSON object.")
-    _check_model(path, request.get("model"), model)
+    name = request.get("model")
+    if name is None and path.startswith("/v1/") and not path.startswith(RESPONSES):
+        raise invalid("You must provide a model parameter.", "model")
+    if is_alias := isinstance(name, str) and name != model:
+        check_model(name, model, aliases)
     ignored = unknown_fields(path, request, limits)
-    if ignored or not request.keys().isdisjoint(PATHS[path].get("meaning", ())):
-        body = rewritten(path, body, ignored)
+    if ignored or is_alias or not request.keys().isdisjoint(PATHS[path].get("meaning", ())):
+        body = rewritten(path, body, ignored, {"model": model} if is_alias else {})
     for name in ignored:
         del request[name]
     _check_forbidden(request, limits)
@@ -132,10 +145,10 @@ def parse(path: str, body: bytes, model: str, limits: RequestLimits = _DEFAULT_L
     return Parsed(request, body, ignored)
 
 
-def _check_model(path: str, name: Any, model: str) -> None:
-    if name is None and path.startswith("/v1/") and not path.startswith(RESPONSES):
-        raise invalid("You must provide a model parameter.", "model")
-    if isinstance(name, str) and name != model:
+def check_model(name: str, model: str, aliases: Collection[str]) -> None:
+    """Refuse a name that is not the model's, and none of its aliases."""
+    usual = 0 < len(name) <= MODEL_NAME_CHARS and name.isprintable()
+    if name != model and not (usual and any(fnmatchcase(name, alias) for alias in aliases)):
         message = f"The model '{name[:_NAME_CHARS]}' does not exist; '{model}' is served here."
         raise RequestRefused(Reason.MODEL_NOT_FOUND, message, param="model")
 

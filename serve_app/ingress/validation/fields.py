@@ -175,13 +175,18 @@ def _is_near(one: str, other: str) -> bool:
     )
 
 
-def rewritten(path: str, body: bytes, left_out: Collection[str]) -> bytes:
-    """The body without some of its fields, and with every other under the name that vLLM knows."""
+def rewritten(
+    path: str, body: bytes, left_out: Collection[str], changed: Mapping[str, str]
+) -> bytes:
+    """The body without some of its fields, with other values of some, and with every field under
+    the name that vLLM knows.
+    """
     fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     for name, meant in PATHS[path].get("meaning", {}).items():
         if (value := fields.pop(name, None)) is not None and bytes(value) != b"null":
             fields[meant] = value
-    return msgspec.json.encode({k: v for k, v in fields.items() if k not in left_out})
+    kept = {k: v for k, v in fields.items() if k not in left_out}
+    return msgspec.json.encode({**kept, **changed})
 
 
 _WORDS = {
