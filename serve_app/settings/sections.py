@@ -229,8 +229,8 @@ class ModelSettings(Section):
     aliases: list[Annotated[str, Field(max_length=MODEL_NAME_CHARS, pattern=MODEL_ALIAS)]] = Field(
         [], max_length=64
     )
-    """More names that clients may request it by, which its answers then have; `*` in one stands for
-    any text: `claude-*`, `gpt-*`, or `*` for every name"""
+    """More names that clients may request it by, and its answers then have; `*` is any text:
+    `claude-*`, `gpt-*`, or `*` for every name"""
     source: str = Field("builtin:tiny", pattern=MODEL_SOURCE)
     """Folder or hub id of the model, or `builtin:tiny` for the model that ships with the project"""
 

@@ -132,6 +132,11 @@ class Door:
             task.cancel()
         await asyncio.gather(*self._posted, return_exceptions=True)
 
+    def cut(self) -> None:
+        """Break all connections, as the death of the ingress would."""
+        for one in list(self._server.server_state.connections):
+            one.transport.abort()
+
     @property
     def buffered(self) -> list[int]:
         """The bytes that the server holds for each connection, because its client does not read."""

@@ -5,18 +5,25 @@ simulated engine.
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
 import httpx
 import pytest
+from openai import OpenAI
 
 from scripts.chaos_testing.parts import FAULTS, Parts
 from scripts.chaos_testing.traffic import Told
 from serve_app.client import ReconnectingTransport
+from serve_app.local.environment import ROOT
 from tests.service.disturbance import attempts, on_disk, simulated_text, under, whole_again
 from tests.service.support import CHAT, Running, asking, openai_client
 from tests.waiting import until
@@ -55,14 +62,31 @@ def test_a_stream_outlives(simulated: Running, kind: str) -> None:
     under(simulated, strike, simulated_text, TOKENS, silent_s=silent_s)
 
 
+@contextmanager
+def attached(url: str, key: str) -> Iterator[OpenAI]:
+    """The unmodified SDK behind `hermes-serve attach`."""
+    words = [sys.executable, "-P", "-m", "serve_app.cli.main", "attach", url, "--port", "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        (here,) = re.findall(r"(http://\S+)/v1 until", process.stdout.readline())
+        yield openai_client(here, key)
+        process.terminate()
+
+
+@contextmanager
+def reconnecting(url: str, key: str) -> Iterator[OpenAI]:
+    with httpx.Client(transport=ReconnectingTransport(), timeout=30) as http:
+        yield openai_client(url, key, http)
+
+
 @more
 @pytest.mark.parametrize("kind", ["ingress", "haproxy"])
-def test_the_sdk_over_a_reconnecting_transport_does_not_notice(
-    simulated: Running, kind: str
+@pytest.mark.parametrize("through", [reconnecting, attached])
+def test_the_sdk_over_what_reconnects_does_not_notice(
+    simulated: Running, kind: str, through: Any
 ) -> None:
     parts = Parts(simulated.service)
-    with httpx.Client(transport=ReconnectingTransport(), timeout=30) as http:
-        sdk = openai_client(simulated.url, simulated.keys["acme"], http)
+    with through(simulated.url, simulated.keys["acme"]) as sdk:
         text = ""
         chunks = sdk.chat.completions.create(**asking("Do not notice.", 240, stream=True))
         for number, chunk in enumerate(chunks):

@@ -51,7 +51,7 @@ IMPURE_LIBRARIES = {
 OWNERS = {
     "fastapi": ("serve_app.ingress",),
     "starlette": ("serve_app.ingress",),
-    "uvicorn": ("serve_app.ingress.http_protocol", "serve_app.deploy"),
+    "uvicorn": ("serve_app.ingress.http_protocol", "serve_app.deploy", "serve_app.cli.attach"),
     "hiredis": ("serve_app.redis",),
     "httpx": ("serve_app.client", "serve_app.cli", "serve_app.demo"),
     "rich": ("serve_app.demo",),
