@@ -15,13 +15,14 @@ from openai.types.chat import completion_create_params as chat
 from openai.types.embedding_create_params import EmbeddingCreateParams
 from openai.types.responses import response_create_params as responses
 from openai.types.responses.input_token_count_params import InputTokenCountParams
+from openai.types.responses.response_compact_params import ResponseCompactParams
 from pydantic import TypeAdapter
 from vllm import __version__
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from serve_app.contract import CHATS, INPUT_TOKENS, RESPONSES
+from serve_app.contract import CHATS, COMPACT, INPUT_TOKENS, RESPONSES
 from serve_app.ingress.validation.fields import PATHS
 from serve_app.settings.vllm_names import DATA
 
@@ -30,6 +31,7 @@ OPENAIS: dict[str, type[Any]] = {
     "/v1/completions": completions.CompletionCreateParamsBase,
     RESPONSES: responses.ResponseCreateParamsBase,
     INPUT_TOKENS: InputTokenCountParams,
+    COMPACT: ResponseCompactParams,
     "/v1/embeddings": EmbeddingCreateParams,
 }
 
@@ -44,7 +46,8 @@ def dumped() -> dict[str, Any]:
             if (path := getattr(route, "path", "")) in PATHS:
                 (body,) = route.dependant.body_params
                 requests[path] = _fields(body.field_info.annotation)
-    requests[INPUT_TOKENS] = requests[RESPONSES]  # ours, and so in no app of vLLM's
+    ours = dict.fromkeys((INPUT_TOKENS, COMPACT), requests[RESPONSES])  # in no app of vLLM's
+    requests |= ours
     without_effect = {
         path: sorted({"stream", *kind.__annotations__} - {*requests[path], *PATHS[path]["ours"]})
         for path, kind in OPENAIS.items()
@@ -52,7 +55,7 @@ def dumped() -> dict[str, Any]:
     return {
         "vllm": __version__.split("+")[0],
         "arguments": sorted(action.dest for action in parser._actions),
-        "requests": {path: requests[path] for path in PATHS if path != INPUT_TOKENS},
+        "requests": {path: requests[path] for path in PATHS if path not in ours},
         "without_effect": without_effect,
     }
 

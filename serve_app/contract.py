@@ -16,8 +16,13 @@ from enum import StrEnum
 from typing import NamedTuple
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-RESPONSES, INPUT_TOKENS = "/v1/responses", "/v1/responses/input_tokens"
-"""The paths whose bodies ask for a response, or for the size of its input."""
+RESPONSES, INPUT_TOKENS, COMPACT = (
+    "/v1/responses",
+    "/v1/responses/input_tokens",
+    "/v1/responses/compact",
+)
+"""The paths whose bodies ask for a response, for the size of its input, or for its summary."""
+OF_RESPONSES = (RESPONSES, INPUT_TOKENS, COMPACT)
 
 _ITEM = re.compile(r"[a-z]+_[0-9a-f]{16}([0-9a-f]{32})")
 

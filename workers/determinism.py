@@ -86,6 +86,13 @@ def _equal_uuid(random_uuid: Any) -> str:
     return item_name(value, attempt.request_id) if of_item else value
 
 
+def id_of_item(kind: str) -> str:
+    """The id of an item that is not vLLM's."""
+    attempt = current.get()
+    assert attempt is not None, "it is an answer's"
+    return f"{kind}_{item_name(attempt.next_value().hex()[:16], attempt.request_id)}"
+
+
 def _equal_choices(population: Sequence[str], *, k: int) -> list[str]:
     """`random.choices` of up to 16, without weights."""
     attempt = current.get()

@@ -4,21 +4,19 @@ written otherwise. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from serve_app.contract import INPUT_TOKENS, RESPONSES, called
+from serve_app.contract import COMPACT, OF_RESPONSES, called
+from workers.history import SUMMARISE, as_vllm_reads, compacts
 from workers.schemas import NotObeyed, prepared
 
-_RESPONSES = (RESPONSES, INPUT_TOKENS)
-_UNFINISHED = ("in_progress", "incomplete")
-"""States of an answer that vLLM continues; it does so only if the answer is in parts."""
 _NULL_HAS_A_MEANING = ("max_tokens",)
 """To vLLM a completion without `max_tokens` has 16 tokens, and with null as many as have room."""
 _REWRITTEN = (b"null", b"allowed_tools", b"input_image", b"json_object")
-"""A body for another path than `_RESPONSES` that has none of these is handed on as it came."""
+"""A body for another path than `OF_RESPONSES` that has none of these is handed on as it came."""
 
 
 def as_vllm_takes(
@@ -30,7 +28,7 @@ def as_vllm_takes(
     refuses null in some fields for which OpenAI documents it. `obeyed` raises `NotObeyed` for a
     JSON schema that the engine's answers would not obey.
     """
-    if path not in _RESPONSES and not any(word in body for word in _REWRITTEN):
+    if path not in OF_RESPONSES and not any(word in body for word in _REWRITTEN):
         return body
     request = msgspec.json.decode(body)
     if not isinstance(request, dict):
@@ -41,21 +39,35 @@ def as_vllm_takes(
             request[name] = [_read(item) for item in items]
     if isinstance(tools := request.get("tools"), list):
         request["tools"] = [_without_nulls(tool) for tool in tools]
-    _allow_tools(request, within=path not in _RESPONSES)
-    if path not in _RESPONSES:
+    _allow_tools(request, within=path not in OF_RESPONSES)
+    if path not in OF_RESPONSES:
         if "response_format" in request:
             request["response_format"] = _format(request["response_format"], "json_schema")
         return msgspec.json.encode(request)
     if isinstance(tools := request.get("tools"), list):
         request["tools"] = [_tool(tool, obeyed) for tool in tools]
+    if path == COMPACT and isinstance(text := request.get("input"), str):
+        request["input"] = [{"role": "user", "content": text}]
     if isinstance(items := request.get("input"), list):
-        request["input"] = [_item(item) for item in items]
+        if path == COMPACT or compacts(items):
+            _have_it_summarised(path, request)
+        request["input"] = as_vllm_reads(request["input"])
     if isinstance(text := request.get("text"), dict) and "format" in text:
         request["text"] = {**text, "format": _format(text["format"])}
     # vLLM would answer at once, and keep the response in this process.
     request.pop("background", None)
     request["request_id"] = f"resp_{request_id}"  # vLLM reads the header on other paths only
     return msgspec.json.encode(request)
+
+
+def _have_it_summarised(path: str, request: dict[str, Any]) -> None:
+    """The answer becomes a compaction (`workers/responses.py`). The tools stay in the prompt, as in
+    the turns before, whose cache it uses.
+    """
+    request["input"] = [*request["input"], {"role": "user", "content": SUMMARISE}]
+    request |= {"tool_choice": "none", "compacts": path}
+    for name in ("text", "include"):
+        request.pop(name, None)
 
 
 def _without_nulls(item: Any) -> Any:
@@ -106,7 +118,12 @@ def _tool(tool: Any, obeyed: Callable[[Any], Any]) -> Any:
     """A tool of a response. Of a function that does not say whether it is strict, OpenAI has the
     arguments obey the schema where they can; to vLLM it is not strict.
     """
-    if not isinstance(tool, dict) or tool.get("type") != "function" or "strict" in tool:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if kind == "namespace" and isinstance(tool.get("tools"), list):
+        return {**tool, "tools": [_tool(one, obeyed) for one in tool["tools"]]}
+    if kind == "custom":
+        return _custom(tool)
+    if kind != "function" or tool.get("strict") is not None:
         return tool
     if not isinstance(tool.get("parameters"), dict):
         return tool
@@ -117,28 +134,12 @@ def _tool(tool: Any, obeyed: Callable[[Any], Any]) -> Any:
     return {**tool, "strict": True}
 
 
-def _item(item: Any) -> Any:
-    """An item of a response's input. A message needs no type, and an answer of the model is its
-    whole text: vLLM takes the first part alone, and fails on a refusal and on no part.
-    """
-    if not isinstance(item, dict):
-        return item
-    if item.get("type") == "reasoning":
-        return {"summary": [], **item}
-    if item.get("type", "message") != "message" or "role" not in item:
-        return item
-    parts = item.get("content")
-    answered = item["role"] == "assistant" and (item.get("status") not in _UNFINISHED or not parts)
-    if answered and isinstance(parts, list) and all(_text(part) is not None for part in parts):
-        text = "".join(str(_text(part)) for part in parts)
-        return {"type": "message", "role": "assistant", "content": text}
-    return {"type": "message", **item}
-
-
-def _text(part: Any) -> str | None:
-    """The text of a part of an answer; None if it is something else."""
-    if not isinstance(part, Mapping):
-        return None
-    text = part.get("refusal" if part.get("type") == "refusal" else "text")
-    known = part.get("type") in ("output_text", "input_text", "text", "refusal")
-    return text if known and isinstance(text, str) else None
+def _custom(tool: dict[str, Any]) -> Any:
+    """vLLM refuses a grammar, because the input is a text within JSON here: the model reads it."""
+    wanted = tool.get("format")
+    if not isinstance(wanted, dict) or wanted.get("type") != "grammar":
+        return tool
+    told = f"The input has the form of this {wanted.get('syntax')} grammar:"
+    parts = (tool.get("description"), told, wanted.get("definition"))
+    description = "\n\n".join(str(part) for part in parts if part)
+    return {**tool, "format": {"type": "text"}, "description": description}

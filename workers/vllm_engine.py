@@ -163,8 +163,8 @@ class VllmEngine:
             attempt.failure = RequestRefused(Reason.NOT_FOUND, message)
             return
         vllm_failures.asked.set((line.path, body))
-        body = as_vllm_takes(line.path, body, request_id, self._obeyed)
         try:
+            body = as_vllm_takes(line.path, body, request_id, self._obeyed)
             await _call(self._app, line, body, request_id, attempt.send)
         except Exception as error:
             self._check(attempt)

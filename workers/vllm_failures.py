@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from serve_app.contract import INPUT_TOKENS, RESPONSES, Reason, called
+from serve_app.contract import OF_RESPONSES, Reason, called
 from serve_app.errors import MESSAGES, RequestRefused, context_exceeded, invalid, written
 from workers.attempt import Attempt, current
 from workers.engine_plugin import replace
@@ -31,8 +31,7 @@ asked: ContextVar[tuple[str, bytes]] = ContextVar("hermes_asked", default=("", b
 
 _READ = {
     "/v1/completions": "prompt",
-    RESPONSES: "input",
-    INPUT_TOKENS: "input",
+    **dict.fromkeys(OF_RESPONSES, "input"),
     "/tokenize": "prompt",
 }
 """The field that the model reads; that of other paths is `messages`."""

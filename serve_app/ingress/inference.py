@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.admission.admission import Submission
 from serve_app.clock import RedisClock
-from serve_app.contract import CHATS, INPUT_TOKENS, RESPONSES, Reason
+from serve_app.contract import CHATS, OF_RESPONSES, RESPONSES, Reason
 from serve_app.errors import RequestRefused
 from serve_app.ingress.connection_limits import Uploads
 from serve_app.ingress.conversations import Conversations, goes_on
@@ -99,7 +99,7 @@ class InferenceEndpoint:
             body = (await upload.body(headers, receive)).removeprefix(codecs.BOM_UTF8)
             request, body, ignored = await self.validator.parse(path, body)
             model = request.get("model")
-            if path in (RESPONSES, INPUT_TOKENS) and goes_on(request):
+            if path in OF_RESPONSES and goes_on(request):
                 body = await self.conversations.whole(caller.id, body, request)
                 upload.grew(len(body))
                 request, body, _ = await self.validator.parse(path, body)

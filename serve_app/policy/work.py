@@ -18,7 +18,7 @@ _MEDIA_TOKENS = 1_000
 _MEDIA_BYTES = 16 << 10
 """A shorter text there is an address or a name."""
 _STREAMED_TOKEN_BYTES, _TOKEN_BYTES, _EMBEDDING_BYTES = 330, 75, 32 << 10
-_WRITING = ("chat/completions ", "completions ", "responses ")
+_WRITING = ("chat/completions ", "completions ", "responses ", "responses/compact ")
 _PROMPTS = {"/v1/completions": "prompt", "/v1/embeddings": "input"}
 """Where the requests of a path may have several prompts."""
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")

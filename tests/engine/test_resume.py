@@ -33,6 +33,7 @@ from workers.engine_plugin import PRIOR
 from workers.replay import CannotContinue
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+COMPACT = "/v1/responses/compact"
 
 
 _GREEDY = {"model": "hermes-tiny", "temperature": 0, "stream": True}
@@ -48,7 +49,7 @@ def completion(prompt: str | list[str], max_tokens: int, **more: Any) -> dict[st
     return {**_GREEDY, "prompt": prompt, "max_tokens": max_tokens, **more}
 
 
-def response(prompt: str, max_output_tokens: int, **more: Any) -> dict[str, Any]:
+def response(prompt: str | list[Any], max_output_tokens: int, **more: Any) -> dict[str, Any]:
     return {**_GREEDY, "input": prompt, "max_output_tokens": max_output_tokens, **more}
 
 
@@ -74,6 +75,8 @@ SEARCH = {"type": "function", "function": {"name": "search"}}
 FUNCTIONS = [{"type": "function", **TOOLS[0]["function"]}]
 LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
 WHOLE = {"stream": False, "stream_options": None}
+COMPACTED = [{"role": "user", "content": "Count to ten."}, {"type": "compaction_trigger"}]
+CUSTOM = [{"type": "custom", "name": "note"}]
 PENALTIES = {"frequency_penalty": 0.3, "presence_penalty": 0.6, "repetition_penalty": 1.1}
 
 # What is cut in a way of its own; test_parameters.py has every parameter by itself.
@@ -139,6 +142,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "a seed and n": (CHAT, chat("Tell me a story.", seed=7, temperature=1.0, n=3, max_tokens=12)),
     "a seed with logprobs": (CHAT, chat("Hello", seed=7, temperature=1.0, logprobs=True)),
     "several prompts": (COMPLETIONS, completion(["The keeper", "Count", "A river is"], 10)),
+    "a compaction": (COMPACT, response("Count to ten.", 20, stream=False)),
+    "a streamed compaction": (RESPONSES, response(COMPACTED, 20)),
+    "a custom tool's cut call": (
+        RESPONSES,
+        response("Hello", 28, tools=CUSTOM, tool_choice="required"),
+    ),
     "responses": (RESPONSES, response("Why is the sky blue?", 40)),
     "responses, not streamed": (RESPONSES, response("Count to ten.", 20, stream=False)),
 }
@@ -240,7 +249,7 @@ def test_cut_behind_any_output_the_continuation_is_the_unbroken_response(
     tokenizer = world.engine._engine.renderer.tokenizer
     if bias := body.get("logit_bias"):
         body = {**body, "logit_bias": {str(tokenizer.encode(x)[0]): bias[x] for x in bias}}
-    if path == RESPONSES and "tools" in body:
+    if path.startswith(RESPONSES):
         unbroken(world, path, body)  # the answer tells how much of a long prompt was cached
     if body.get("allowed_token_ids") == []:
         tokens = sorted({token for token in tokenizer.encode("é€ñ ü") if token > 2})

@@ -292,3 +292,14 @@ def test_headers_are_counted_with_their_separators() -> None:
         check_headers(headers, 199)
     assert (caught.value.reason, caught.value.status) == (Reason.HEADERS_TOO_LARGE, 431)
     assert "200 bytes" in caught.value.message
+
+
+def test_a_compaction_needs_an_input_or_an_earlier_response_and_is_no_stream() -> None:
+    path = "/v1/responses/compact"
+    for missing in ({}, {"input": None}, {"input": None, "previous_response_id": None}):
+        assert refused(path, missing).param == "input"
+    parsed = parse(path, b'{"previous_response_id": "resp_1", "instructions": "Brief."}', MODEL)
+    assert json.loads(parsed.body)["input"] == parsed.request["input"] == []
+    for name in ("stream", "store", "background"):
+        error = refused(path, {"input": "Hi", name: True})
+        assert (error.param, error.message) == (name, f"Unknown parameter: '{name}'.")

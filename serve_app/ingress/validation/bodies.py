@@ -14,7 +14,15 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from serve_app.contract import CHATS, COMPLETIONS, INPUT_TOKENS, RESPONSES, Reason, called
+from serve_app.contract import (
+    CHATS,
+    COMPACT,
+    COMPLETIONS,
+    OF_RESPONSES,
+    RESPONSES,
+    Reason,
+    called,
+)
 from serve_app.errors import RequestRefused, context_exceeded, invalid, invalid_value
 from serve_app.ingress.validation.fields import (
     CHECKED,
@@ -134,6 +142,11 @@ def parse(
         body = rewritten(path, body, ignored, {"model": model} if is_alias else {})
     for name in ignored:
         del request[name]
+    if path == COMPACT and request.get("input") is None:
+        if not request.get("previous_response_id"):
+            raise invalid("Missing required parameter: 'input'.", "input")
+        request["input"] = []
+        body = rewritten(path, body, (), {"input": []})
     _check_forbidden(request, limits)
     walker = Walker(limits)
     walker.check(request, CHECKED[path])
@@ -341,12 +354,12 @@ def _check_effects(path: str, request: Mapping[str, Any], limits: RequestLimits)
     """Refuse what would not be obeyed without a word: a choice of tools, and a format or schema
     where nothing reads it. The request has passed the walker.
     """
-    if path in (CHATS, RESPONSES, INPUT_TOKENS):
+    if path in (CHATS, *OF_RESPONSES):
         tools = request.get("tools")
         tools = tools if isinstance(tools, list) else []
         _check_functions(tools)
         _check_choice(request.get("tool_choice"), tools, limits, within=path == CHATS)
-    if path in (RESPONSES, INPUT_TOKENS) and isinstance(request["input"], list):
+    if path in OF_RESPONSES and isinstance(request["input"], list):
         for number, item in enumerate(request["input"]):
             if item.get("type") == "additional_tools":
                 what = "tools are only read in 'tools' here"

@@ -75,7 +75,8 @@ def _types(schema: Schema) -> list[str]:
 def _table(path: str) -> Schema:
     vllm = VLLM["requests"][PATHS[path].get("of", path)]
     meaning = PATHS[path].get("meaning", {})
-    names = {*vllm, *PATHS[path]["ours"], *VLLM["without_effect"].get(path, ()), *meaning}
+    vllms = vllm.keys() & PATHS[path].get("only", vllm)
+    names = {*vllms, *PATHS[path]["ours"], *VLLM["without_effect"].get(path, ()), *meaning}
     rules = _rules(path)
     rows = {
         name: _row(vllm.get(meaning.get(name, name), {}), rules.get(name))
@@ -176,7 +177,7 @@ def _is_near(one: str, other: str) -> bool:
 
 
 def rewritten(
-    path: str, body: bytes, left_out: Collection[str], changed: Mapping[str, str]
+    path: str, body: bytes, left_out: Collection[str], changed: Mapping[str, Any]
 ) -> bytes:
     """The body without some of its fields, with other values of some, and with every field under
     the name that vLLM knows.
