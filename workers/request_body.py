@@ -15,7 +15,9 @@ from workers.schemas import NotObeyed, prepared
 
 _NULL_HAS_A_MEANING = ("max_tokens",)
 """To vLLM a completion without `max_tokens` has 16 tokens, and with null as many as have room."""
-_REWRITTEN = (b"null", b"allowed_tools", b"input_image", b"json_object")
+_OF_SEARCHES = ("web_search_call.results", "web_search_call.action.sources")
+"""What may be included of calls that nobody here makes, and what vLLM does not know."""
+_REWRITTEN = (b"null", b"allowed_tools", b"input_image", b"json_object", b'"fast"')
 """A body for another path than `OF_RESPONSES` that has none of these is handed on as it came."""
 
 
@@ -34,6 +36,8 @@ def as_vllm_takes(
     if not isinstance(request, dict):
         return body
     request = {k: v for k, v in request.items() if v is not None or k in _NULL_HAS_A_MEANING}
+    if request.get("service_tier") == "fast":
+        request["service_tier"] = "priority"
     for name in ("messages", "input"):
         if isinstance(items := request.get(name), list):
             request[name] = [_read(item) for item in items]
@@ -54,6 +58,8 @@ def as_vllm_takes(
         request["input"] = as_vllm_reads(request["input"])
     if isinstance(text := request.get("text"), dict) and "format" in text:
         request["text"] = {**text, "format": _format(text["format"])}
+    if isinstance(include := request.get("include"), list):
+        request["include"] = [one for one in include if one not in _OF_SEARCHES]
     # vLLM would answer at once, and keep the response in this process.
     request.pop("background", None)
     request["request_id"] = f"resp_{request_id}"  # vLLM reads the header on other paths only

@@ -54,7 +54,11 @@ DEFAULT_CLASS = "standard"
 
 # OpenAI's service_tier: https://platform.openai.com/docs/guides/priority-processing and
 # /flex-processing
-SERVICE_TIERS = {"priority": "realtime", "auto": "standard", "default": "standard", "flex": "batch"}
+SERVICE_TIERS = {
+    **dict.fromkeys(("priority", "fast"), "realtime"),
+    **dict.fromkeys(("auto", "default"), "standard"),
+    "flex": "batch",
+}
 
 BATCH = "batch"
 _INTERACTIVE = "interactive"

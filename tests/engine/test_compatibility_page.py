@@ -42,6 +42,12 @@ ALLOWED = {
 HOSTED = {"type": "web_search_preview"}
 PICTURE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
 RESULT = {"type": "function_call_output", "call_id": "c", "output": [PICTURE]}
+COMPACT = "/v1/responses/compact"
+FOREIGN = {"type": "compaction", "encrypted_content": "gAAAA"}
+GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
+PATCH = {"type": "custom", "name": "apply_patch", "format": GRAMMAR}
+SEARCHED = {"type": "web_search_call", "status": "completed", "action": {"type": "search"}}
+CLICKED = {"type": "computer_call_output", "call_id": "c", "output": {}}
 ROWS: list[tuple[str, str, dict[str, Any], int, str]] = [
     ("an endpoint that the model cannot", "/v1/embeddings", {"input": "x"}, 404, "not_found"),
     ("what vLLM does not know of OpenAI's", CHAT, {"verbosity": "low"}, 200, ""),
@@ -59,6 +65,12 @@ ROWS: list[tuple[str, str, dict[str, Any], int, str]] = [
     ("`response_format: json_object` with a", RESPONSES, {"text": {"format": OBJECT}}, 200, ""),
     ("`tool_choice: allowed_tools`", RESPONSES, {**CALLED, "tool_choice": ALLOWED}, 200, ""),
     ("`tool_choice` of a tool that is not", RESPONSES, {"tool_choice": HOSTED}, 400, ""),
+    ("`POST /v1/responses/compact`", COMPACT, {"max_output_tokens": 4}, 200, ""),
+    ("`POST /v1/responses/compact`", RESPONSES, {"input": [FOREIGN]}, 400, "invalid_request"),
+    ("tools of the type `custom`", RESPONSES, {"tools": [PATCH]}, 200, ""),
+    ("tools of the type `custom`", CHAT, {"tools": [PATCH]}, 400, "invalid_request"),
+    ("calls of OpenAI's tools", RESPONSES, {"input": [SEARCHED]}, 200, ""),
+    ("calls of OpenAI's tools", RESPONSES, {"input": [CLICKED]}, 400, "invalid_request"),
     ("a picture without `detail`", RESPONSES, {"input": [RESULT]}, 400, "invalid_request"),
 ]
 

@@ -169,3 +169,26 @@ def test_a_schema_beside_json_object_is_one_to_obey(wanted: Any, obeyed: bool) -
     found = sent(RESPONSES, {"text": {"format": wanted, "verbosity": "low"}})["text"]
     assert found["verbosity"] == "low"
     assert found["format"] == ({"type": "json_schema", **inner} if obeyed else wanted)
+
+
+def test_what_vllm_does_not_know_of_openais_words_is_another_one() -> None:
+    logprobs = "message.output_text.logprobs"
+    body = {"service_tier": "fast", "include": ["web_search_call.results", logprobs, "wat"]}
+    want = {"service_tier": "priority", "include": [logprobs, "wat"]}
+    assert sent(RESPONSES, body) == want
+    assert sent(CHAT, {"service_tier": "fast"}) == {"service_tier": "priority"}
+
+
+def test_a_grammar_is_told_and_functions_in_a_namespace_are_strict() -> None:
+    grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
+    custom = {"type": "custom", "name": "c", "description": "Edits.", "format": grammar}
+    function = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+    namespace = {"type": "namespace", "name": "n", "tools": [function, custom]}
+    told, outer = sent(RESPONSES, {"tools": [custom, namespace]})["tools"]
+    assert told["format"] == {"type": "text"}
+    assert told["description"].startswith("Edits.")
+    assert told["description"].endswith("start: /.+/")
+    assert outer["tools"] == [{**function, "strict": True}, told]
+    for free in ({"type": "text"}, None):
+        (found,) = sent(RESPONSES, {"tools": [{**custom, "format": free}]})["tools"]
+        assert found["description"] == "Edits."

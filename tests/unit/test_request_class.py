@@ -24,7 +24,13 @@ def submitted(tenant: str = "acme", header: str = "", **request: Any) -> Submiss
 
 @pytest.mark.parametrize(
     ("tier", "expected"),
-    [("priority", "realtime"), ("flex", "batch"), ("auto", "standard"), (None, "standard")],
+    [
+        ("fast", "realtime"),
+        ("priority", "realtime"),
+        ("flex", "batch"),
+        ("auto", "standard"),
+        (None, "standard"),
+    ],
 )
 def test_the_service_tier_chooses_the_class(tier: str | None, expected: str) -> None:
     assert submitted(service_tier=tier).facts.request_class == expected
