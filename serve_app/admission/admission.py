@@ -23,7 +23,7 @@ from serve_app.foundation import Foundation
 from serve_app.journal.entries import RequestFacts, RequestLine
 from serve_app.journal.store import Kept
 from serve_app.observability.logs import about
-from serve_app.policy.work import Work, output_bytes
+from serve_app.policy.work import Work, output_bytes, writes_tokens
 from serve_app.requests.idempotency import KeyedRequests, Outrun, digest
 from serve_app.requests.lifecycle import Accepted, accept
 
@@ -68,7 +68,9 @@ class Receipt(NamedTuple):
     counts against the limits on waiting requests.
     """
     repeat: bool = False
-    """Whether the request was accepted earlier, under the same idempotency key."""
+    """Whether the request was accepted earlier: under the same idempotency key, or for a client
+    that sends it again because its ingress has died.
+    """
     ended: bool = False
     """Whether a repeated request has ended already."""
 
@@ -100,6 +102,9 @@ class Admission:
         """
         if submission.idempotency_key:
             return await self._submit_keyed(submission)
+        joins = self.base.settings.ingress.lost_reader_grace_s and not submission.facts.detached
+        if joins and writes_tokens(submission.work.kind):  # others are as cheap to compute again
+            submission = submission._replace(facts=_with_twins(submission))
         send = partial(accept, self.base.link, self.base.settings)
         return await self._accept(f"req_{secrets.token_hex(16)}", submission, send)
 
@@ -147,7 +152,7 @@ class Admission:
         self,
         request_id: str,
         submission: Submission,
-        send: Callable[[Accepted], Awaitable[object]],
+        send: Callable[[Accepted], Awaitable[str]],
     ) -> Receipt:
         facts, line, body, work, *_ = submission
         if facts.kept and not await self._may_keep(facts.tenant, submission.if_there_is_room):
@@ -157,7 +162,7 @@ class Admission:
         place = self.limits.enter(facts.tenant, facts.request_class, *size)
         begun = partial(self.limits.leave, place)
         try:
-            await send(Accepted(request_id, line, body, facts, work))
+            its_id = await send(Accepted(request_id, line, body, facts, work))
         except (AnswerLost, asyncio.CancelledError):
             # Redis may have received it nevertheless, or may still receive it.
             self.unsure(request_id, facts, begun)
@@ -167,6 +172,12 @@ class Admission:
             raise
         finally:
             self.limits.answered(place)
+        if its_id != request_id:
+            begun()
+            self.base.telemetry.count("hermes_requests_joined")
+            extra = about(its_id, facts.tenant, trace=facts.trace)
+            log.info("request %s joined by its client: its ingress has died", its_id, extra=extra)
+            return Receipt(its_id, facts, lambda: None, repeat=True)
         self.base.telemetry.count("hermes_requests_admitted", facts.request_class)
         extra = about(request_id, facts.tenant, trace=facts.trace)
         log.debug("request %s admitted: %s", request_id, facts.request_class, extra=extra)
@@ -188,6 +199,14 @@ class Admission:
                 raise
             return False
         return True
+
+
+def _with_twins(submission: Submission) -> RequestFacts:
+    """The facts, with what an equal request of the same API key and session has in common."""
+    facts, line = submission.facts, submission.line
+    of = facts.tenant, facts.key, facts.session, facts.model, facts.alias, facts.request_class
+    where = (part.encode() for part in (*of, line.path, line.query))
+    return msgspec.structs.replace(facts, twins=digest(*where, submission.body))
 
 
 def _same(earlier: RequestFacts, now: RequestFacts) -> bool:

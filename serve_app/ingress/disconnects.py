@@ -13,6 +13,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from serve_app import timings
@@ -27,6 +28,7 @@ from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import readers_key
 from serve_app.redis.replies import all_answered
 from serve_app.requests.endings import Endings
+from serve_app.requests.lifecycle import not_joined
 
 log = logging.getLogger("hermes.ingress")
 
@@ -108,19 +110,24 @@ class Disconnects:
 
         settling.add_done_callback(over)
 
-    def left(self, follower: Follower, departed: bool) -> asyncio.Task[None] | None:
+    def left(
+        self, follower: Follower, departed: bool, facts: RequestFacts | None = None
+    ) -> asyncio.Task[None] | None:
         """A reader has finished (or, if `departed`, has left before the end). Returns what runs
         until it is settled whether the request goes on, if anything does.
         """
         self.followers.leave(follower)
         if departed and follower.reader.ending is None:
-            return self._look_after(follower.request_id)
+            return self._look_after(follower.request_id, left=facts)
         return None
 
     def _look_after(
-        self, request_id: str, unsure: RequestFacts | None = None
+        self,
+        request_id: str,
+        unsure: RequestFacts | None = None,
+        left: RequestFacts | None = None,
     ) -> asyncio.Task[None]:
-        after_grace = self._after_grace(request_id, unsure)
+        after_grace = self._after_grace(request_id, unsure, left)
         task = asyncio.create_task(after_grace, name=f"departed-{request_id}")
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
@@ -143,10 +150,15 @@ class Disconnects:
             except RedisUnavailable as error:
                 log.debug("cannot write down who reads: %s", error)
 
-    async def _after_grace(self, request_id: str, unsure: RequestFacts | None) -> None:
+    async def _after_grace(
+        self, request_id: str, unsure: RequestFacts | None, left: RequestFacts | None
+    ) -> None:
         """Cancel a request that nobody reads. `unsure`: what was submitted, if Redis may still
-        accept it: then wait in case it arrives.
+        accept it: then wait in case it arrives. `left`: of which a client has left for good.
         """
+        if left and left.twins:  # even if this ingress dies before it cancels the request
+            with suppress(RedisUnavailable):
+                await self.base.link.call([not_joined(self.base.settings, request_id, left)])
         may_come_s = timings.ADMISSION_MAY_COME_S if unsure else 0.0
         pause_s = self.base.settings.ingress.disconnect_grace_s
         give_up_s = math.inf

@@ -138,7 +138,7 @@ class Exchange:
 
     def leave(self, departed: bool) -> None:
         """The client has its answer or, if `departed`, has left before the end."""
-        settling = self.parts.disconnects.left(self.follower, departed)
+        settling = self.parts.disconnects.left(self.follower, departed, self.facts)
         if settling is None:
             self._has_begun()
         else:
@@ -421,6 +421,7 @@ class Exchanges:
         if repeat:
             seen = submission.seen
             follower = await self.parts.disconnects.attach(request_id, seen, over)
+            facts = follower.reader.facts or facts
         else:
             follower = self.followers.follow_new(request_id)
         continued = facts.streamed and submission.seen > 0

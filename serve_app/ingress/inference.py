@@ -198,6 +198,7 @@ class Submissions:
             wake=self.wake,
             detached=True,
             retention_s=earlier.retention_s or self.settings.journal.background_retention_s,
+            twins="",
         )
 
     def _stores(self, path: str, request: Mapping[str, Any], background: bool) -> bool:

@@ -150,6 +150,8 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """Size of its body, if that is kept as long as the answer; otherwise 0."""
     alias: str = ""
     """What the client calls the model, if that is not its name."""
+    twins: str = ""
+    """Digest of what equal requests have in common; empty if a retry cannot join it."""
 
     @property
     def called(self) -> str:

@@ -121,6 +121,7 @@ SET {text} x PX {ms}
 SET {text} x NX PX {ms}
 GET {text}
 GETRANGE {text} 0 1
+GETDEL {text}
 MGET {text} {journal}
 XADD {queue} MAXLEN 10 * f x
 PEXPIRE {queue} {ms}
@@ -150,6 +151,7 @@ HGET {sums} 1
 HSET {sums} 1 1
 HDEL {sums} 1
 PUBLISH {channel} x
+PUBSUB NUMSUB {channel}
 UNLINK {keys}
 """
 """Every command that the service sends to Redis, with the options that it uses, on keys that nobody

@@ -67,6 +67,13 @@ def readers_key(namespace: str, request_id: str) -> str:
     return f"{namespace}:a:{request_id}"
 
 
+def twins_key(namespace: str, digest: str) -> str:
+    """Equal requests without an `Idempotency-Key`, which a retry may join, and whose ingress reads
+    them.
+    """
+    return f"{namespace}:t:{digest}"
+
+
 def wake_channel(namespace: str, ingress_id: str) -> str:
     """Wake-ups for an ingress: the new entries of the journals that it follows."""
     return f"{namespace}:w:{ingress_id}"

@@ -85,9 +85,9 @@ class KeyedRequests:
             return Held(request_id, True, record.ended, facts, condition)
         return Held(f"req_{secrets.token_hex(16)}", False, False, facts, condition, name)
 
-    async def accept(self, held: Held, accepted: Accepted) -> None:
-        """Accept the next request of a key; of several simultaneous repeats, one is accepted, and
-        the others raise `Outrun`.
+    async def accept(self, held: Held, accepted: Accepted) -> str:
+        """Accept the next request of a key, and return its id; of several simultaneous repeats, one
+        is accepted, and the others raise `Outrun`.
         """
         kept_ms = keep_ms(self._settings, accepted.facts) + timings.KEY_OUTLIVES_MS
         naming: list[Command] = (
@@ -95,6 +95,7 @@ class KeyedRequests:
         )
         if not await accept(self._link, self._settings, accepted, held.condition, naming):
             raise Outrun
+        return accepted.request_id
 
 
 def _first_id(tenant: str, key: str) -> str:

@@ -5,10 +5,17 @@ The steps of a request's life. Each is executed by Redis as a whole, or not at a
 
 Commands are given as the number of their words and the words, one after the other.
 
-accept  KEYS  none; or 1 the string of an idempotency key, 2 the journal of its request
+accept  KEYS  none; or 1 the string of an idempotency key, 2 the journal of its request;
+              or 1 the twins: equal requests that a retry may join, a line for each, `<until, ms> <id>
+              <channel of its ingress>`, the oldest first
         ARGV  2 value of that string, 3 id of the last entry in that journal: nothing is done unless
-              they are so; 4... commands, of which the second gets the first one's reply as field `i`
-        returns 1; 0 if the condition does not hold; the error of the command that was refused
+              they are so; or 2 lifetime (ms), 3 this request's line;
+              4... commands, of which the second gets the first one's reply as field `i`
+        returns 1; 0 if the condition does not hold; the error of the command that was refused; the
+              id of the twin that is joined: nothing else is done then
+leave   KEYS  1 twins
+        ARGV  2 id, 3 lifetime (ms): no retry joins this request
+        returns 1
 append  KEYS  1 journal
         ARGV  2 id, 3... fields of an entry that comes before the end or is it
         returns the id, or the error as without a script
@@ -22,13 +29,16 @@ end     KEYS  1 journal, 2 ledger of the hour
         returns 1; nothing if the journal has gone; the error if an entry was refused: nothing is
               booked then
         TELL is a command of its own: it publishes to whoever has claimed a queue entry (stream,
-              group, id, channel without the ingress's name, message)
+              group, id, channel without the ingress's name, message);
+        LEAVE, too: no retry joins a request any more, unless nobody alive has read it: then one may
+              for a while (twins, id, channel, until and lifetime, ms)
 
 A worker opens an attempt and appends its output by XADD, without a script. A Redis that has reached
 its `maxmemory` refuses only the first write of a script, if that may need memory: `append` and `end`
 begin by deleting what no stream has.
 Source: https://redis.io/docs/latest/develop/programmability/eval-intro
 ]]
+local TWINS = 32 -- equal requests at a time that a retry can join
 local LARGE = {b = true, o = true, z = true, f = true} -- `f` means nothing without `b`
 
 local function commands(at)
@@ -70,10 +80,59 @@ local function without_bytes(entry)
   return {entry[1], kept}, size
 end
 
+local function listens(channel) -- a dead ingress does not, and Redis knows at once
+  return redis.call('PUBSUB', 'NUMSUB', channel)[2] > 0
+end
+
+local function read(id, channel) -- whether somebody alive reads it: who accepted it, or another
+  if listens(channel) then return true end
+  local namespace = string.match(channel, '^(.*:)w:')
+  for _, ingress in ipairs(redis.call('ZRANGE', namespace .. 'a:' .. id, 0, -1)) do
+    if listens(namespace .. 'w:' .. ingress) then return true end
+  end
+  return false
+end
+
+local function join() -- the oldest of the twins whose ingress has died with its client, if any has
+  local till, mine, namespace, ingress = string.match(ARGV[3], '^(%d+) %S+ ((.*:)w:(%S+))\n$')
+  local now, kept, joined = till - ARGV[2], {}, nil
+  local twins = redis.call('GET', KEYS[1])
+  for twin, ends, id, channel in string.gmatch(twins, '((%d+) (%S+) (%S+:w:%S+)\n)') do
+    local state = tonumber(ends) < now and 'over' or 'read'
+    -- after a restart of Redis nobody listens for a moment, though all live
+    if state == 'read' and not joined and listens(mine) and not read(id, channel) then
+      local last = redis.call('XREVRANGE', namespace .. 'j:' .. id, '+', '-', 'COUNT', 1)[1]
+      state = last and (field(last, 'k') or 'running')
+      if state == 'running' then -- and is read here from now on
+        redis.call('ZADD', namespace .. 'a:' .. id, ends, ingress)
+        redis.call('PEXPIRE', namespace .. 'a:' .. id, ends - now)
+      end
+      if state == 'running' or state == 'completed' then joined = id end
+    end
+    if state == 'running' or state == 'read' then kept[#kept + 1] = twin end
+  end
+  if not joined and #kept < TWINS then kept[#kept + 1] = ARGV[3] end
+  redis.call('SET', KEYS[1], table.concat(kept), 'PX', ARGV[2])
+  return joined
+end
+
+local function leave(twins, id, till, lifetime) -- it is no twin any more or, with `till`, until then
+  local found = redis.pcall('GETDEL', twins)
+  if type(found) ~= 'string' then return end
+  local left = till and till .. ' ' .. id .. ' %1' or ''
+  left = string.gsub(found, '%d+ ' .. id .. ' (%S+\n)', left)
+  if left ~= '' then redis.call('SET', twins, left, 'PX', lifetime) end
+end
+
 local steps = {}
 
 function steps.accept()
-  if #KEYS > 0 then
+  if #KEYS == 1 then
+    local first = redis.pcall('SET', KEYS[1], ARGV[3], 'NX', 'PX', ARGV[2])
+    if first and first.err then return first end
+    local id = not first and join()
+    if id then return id end
+  elseif #KEYS > 1 then
     local named = redis.call('GET', KEYS[1]) or ''
     local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
     if named ~= ARGV[2] or (last and last[1] or '') ~= ARGV[3] then return 0 end
@@ -88,6 +147,11 @@ function steps.accept()
     if type(reply) == 'table' and reply.err then return reply end
     if number == 1 then queued = reply end
   end
+  return 1
+end
+
+function steps.leave()
+  leave(KEYS[1], ARGV[2], nil, ARGV[3])
   return 1
 end
 
@@ -153,6 +217,9 @@ steps['end'] = function()
     if command[1] == 'TELL' then
       local claims = redis.pcall('XPENDING', command[2], command[3], command[4], command[4], 1)
       if claims[1] then redis.call('PUBLISH', command[5] .. claims[1][2], command[6]) end
+    elseif command[1] == 'LEAVE' then
+      local _, twins, id, channel, till, lifetime = unpack(command)
+      leave(twins, id, not read(id, channel) and till, lifetime)
     else
       redis.call(unpack(command))
     end

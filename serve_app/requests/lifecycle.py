@@ -46,6 +46,7 @@ from serve_app.redis.keyspace import (
     kept_key,
     queue_key,
     requests_key,
+    twins_key,
     usage_key,
     wake_channel,
 )
@@ -134,9 +135,10 @@ async def accept(
     accepted: Accepted,
     condition: Condition = ALWAYS,
     naming: Sequence[Command] = (),
-) -> bool:
-    """Write a request: queue entry, journal and body. When this returns True, it is accepted; if
-    it returns False, the condition does not hold, and nothing was written.
+) -> str:
+    """Write a request: queue entry, journal and body. Returns its id once it is accepted. If it
+    returns the id of an equal request, to join that one, or nothing, because the condition does
+    not hold, nothing was written.
 
     Args:
         naming: commands that give an idempotency key to the request.
@@ -156,10 +158,14 @@ async def accept(
         ("SET", body_key(namespace, request_id), body, "PX", kept_ms),
     ]
     commands += _list(settings, accepted)
-    keys, named, last = condition
-    script = ("EVAL", SCRIPT, len(keys), *keys, "accept", named, last)
+    keys, *given = condition
+    if facts.twins:
+        keys, lifetime_ms = (twins_key(namespace, facts.twins),), _twins_ms(settings)
+        twin = f"{facts.admitted_ms + lifetime_ms} {request_id} {facts.wake}\n"
+        given = [b"%d" % lifetime_ms, twin.encode()]
+    script = ("EVAL", SCRIPT, len(keys), *keys, "accept", *given)
     (done,) = all_answered(await link.call([(*script, *_words([*commands, *naming]))]))
-    return bool(done)
+    return done.decode() if isinstance(done, bytes) else request_id if done else ""
 
 
 def append(key: str, entry: Entry) -> Command:
@@ -207,6 +213,7 @@ def end(settings: Settings, ended: Ended, whose: Whose | None = None) -> Command
     commands += [*_expire(settings, ended), *_retain(settings, ended)]
     # in this order, since a claim goes with the queue entry
     commands += [*_announce(settings, ended), *_remove_from_queue(settings, ended)]
+    commands += _leave_twins(settings, ended)
     return (
         *("EVAL", SCRIPT, 2, key, ledger, "end", len(ended.entries), whose.encode()),
         FINAL.index(ended.terminal.state or State.FAILED) + 1,
@@ -241,6 +248,28 @@ def _list(settings: Settings, accepted: Accepted) -> list[Command]:
             ("PEXPIRE", key, int((longest_s + journal.max_retention_s) * 1000)),
         ]
     return commands
+
+
+def not_joined(settings: Settings, request_id: str, facts: RequestFacts) -> Command:
+    """The command after which no retry joins a request: its client has left."""
+    twins = twins_key(settings.namespace, facts.twins)
+    return ("EVAL", SCRIPT, 1, twins, "leave", request_id, _twins_ms(settings))
+
+
+def _twins_ms(settings: Settings) -> int:
+    """How long the newest of equal requests may run, and wait for a retry then."""
+    ingress = settings.ingress
+    return int((ingress.max_request_timeout_s + ingress.lost_reader_grace_s) * 1000)
+
+
+def _leave_twins(settings: Settings, ended: Ended) -> list[Command]:
+    """No retry joins the request any more, unless its reader died before it got the answer."""
+    facts = ended.summary.request
+    if facts is None or not facts.twins:
+        return []
+    twins = twins_key(settings.namespace, facts.twins)
+    until_ms = ended.summary.ended_ms + int(settings.ingress.lost_reader_grace_s * 1000)
+    return [("LEAVE", twins, ended.request_id, facts.wake, until_ms, _twins_ms(settings))]
 
 
 def _expire(settings: Settings, ended: Ended) -> list[Command]:

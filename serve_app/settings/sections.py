@@ -145,6 +145,9 @@ class IngressSettings(Section):
     disconnected"""
     disconnect_grace_s: float = Field(5.0, ge=0)
     """How long a disconnected client may take to reconnect before its request is cancelled"""
+    lost_reader_grace_s: float = Field(90.0, ge=0)
+    """How long after its end an answer whose ingress has died waits for its client's retry; 0: no
+    retry without an Idempotency-Key joins an earlier request"""
     graceful_shutdown_timeout_s: float = Field(600.0, ge=0)
     """How long an ingress that shuts down waits for its streams to end; after that, clients can
     read on by request id"""

@@ -11,21 +11,22 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import httpx
 import pytest
-from openai import OpenAI
+from openai import APIError, OpenAI
 
 from scripts.chaos_testing.parts import FAULTS, Parts
 from scripts.chaos_testing.traffic import Told
 from serve_app.client import ReconnectingTransport
 from serve_app.local.environment import ROOT
 from tests.service.disturbance import attempts, on_disk, simulated_text, under, whole_again
-from tests.service.support import CHAT, Running, asking, openai_client
+from tests.service.support import CHAT, Running, asking, openai_client, text_of_chunks, together
 from tests.waiting import until
 
 pytestmark = pytest.mark.disturbs
@@ -119,6 +120,47 @@ def test_the_unmodified_sdk_sits_out_engines_that_stand_still(simulated: Running
     longest_s = max(after - before for before, after in pairwise(arrivals_s))
     assert longest_s > 1, "longer than a heartbeat"
     assert text == simulated_text("Wait.", 200)
+
+
+@pytest.mark.nightly
+def test_who_sends_again_because_an_ingress_died_gets_the_first_answer(simulated: Running) -> None:
+    """As unmodified SDKs do before the first byte, and agents in mid-stream."""
+    prompts = [f"Once and no more: {number}." for number in range(6)]
+    sdk = simulated.sdk.with_options(max_retries=10)
+    retried, listed = [], partial(simulated.http.get, "/v1/requests", params={"limit": 100})
+    before = {one["id"] for one in listed().json()["data"]}
+
+    def whole(prompt: str) -> str:
+        answer = sdk.chat.completions.with_raw_response.create(**asking(prompt, TOKENS))
+        retried.append(answer.retries_taken)
+        return answer.parse().choices[0].message.content or ""
+
+    def streamed(prompt: str) -> str:
+        while True:
+            try:
+                return text_of_chunks(
+                    sdk.chat.completions.create(**asking(prompt, TOKENS, stream=True))
+                )
+            except (APIError, httpx.HTTPError):
+                retried.append(1)
+
+    def new() -> set[str]:
+        page = listed().json()["data"]
+        return {one["id"] for one in page if one["state"] in ("running", "completed")} - before
+
+    def kill() -> str:
+        until("all run", lambda: len(new()) == len(prompts))
+        parts = Parts(simulated.service)
+        parts.kill(parts.pids("ingress")[-1])
+        return ""
+
+    asked: list[Callable[[], str]] = [
+        partial(streamed if n % 2 else whole, one) for n, one in enumerate(prompts)
+    ]
+    texts = together([*asked, kill])
+    assert texts == [*(simulated_text(one, TOKENS) for one in prompts), ""]
+    assert any(retried)
+    assert len(new()) == len(prompts), "nothing is computed twice"
 
 
 def test_a_worker_that_is_killed_hands_its_streams_on(simulated: Running) -> None:

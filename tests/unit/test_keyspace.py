@@ -26,6 +26,7 @@ NAMES = {
     "kept_key": "n:k:a",
     "usage_key": "n:u:a",
     "readers_key": "n:a:a",
+    "twins_key": "n:t:a",
     "wake_channel": "n:w:a",
     "service_key": "n:service",
     "cluster_key": "n:cluster:a",
