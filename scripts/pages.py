@@ -115,7 +115,11 @@ TABLES: tuple[tuple[str, str, Callable[[], Iterator[str]]], ...] = (
     ("settings.md", "| setting | default | meaning |", settings),
     ("settings.md", f"| setting | {' | '.join(f'`{name}`' for name in PRESETS)} |", presets),
     ("errors.md", "| `code` | status | `type` | retry | what to do |", errors),
-    ("compatibility.md", "| path | OpenAI's fields that vLLM does not know |", without_effect),
+    (
+        "evidence/openai-schema.md",
+        "| path | OpenAI's fields that vLLM does not know |",
+        without_effect,
+    ),
 )
 """Document, first line of a table, and what gives its rows."""
 

@@ -23,6 +23,10 @@ RESPONSES, INPUT_TOKENS, COMPACT = (
 )
 """The paths whose bodies ask for a response, for the size of its input, or for its summary."""
 OF_RESPONSES = (RESPONSES, INPUT_TOKENS, COMPACT)
+ANTHROPIC = MESSAGE, MESSAGE_TOKENS = "/v1/messages", "/v1/messages/count_tokens"
+"""The same in Anthropic's protocol, which has errors of its own."""
+COUNTING = (INPUT_TOKENS, MESSAGE_TOKENS, "/tokenize", "/detokenize")
+"""What is read there is not computed."""
 
 _ITEM = re.compile(r"[a-z]+_[0-9a-f]{16}([0-9a-f]{32})")
 

@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
-from serve_app.contract import Reason
+from serve_app.contract import ANTHROPIC, Reason
 from serve_app.redaction import redacted
 
 LASTING = frozenset(
@@ -79,6 +79,19 @@ _TYPES = {
     504: "timeout_error",
 }
 """OpenAI's error types, by status; of others it is `invalid_request_error`."""
+_OVERLOADED = 529
+_ANTHROPICS_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    504: "timeout_error",
+    _OVERLOADED: "overloaded_error",
+}
+"""The same of Anthropic's."""
 _RETRYABLE = {408, 429, 503, 504}
 
 
@@ -169,6 +182,10 @@ class RequestRefused(HermesError):
     def status(self) -> int:
         return _STATUS[self.reason]
 
+    def status_at(self, path: str) -> int:
+        """In the protocol of this path."""
+        return _status_at(path, self.reason)
+
     def headers(self) -> dict[str, str]:
         headers = {"x-hermes-reason": str(self.reason)}
         if self.retry_after_s is not None:
@@ -181,7 +198,10 @@ class RequestRefused(HermesError):
             headers["www-authenticate"] = "Bearer"
         return headers | retry_headers(self.reason)
 
-    def body(self) -> bytes:
+    def body(self, path: str = "") -> bytes:
+        """In the protocol of this path."""
+        if path in ANTHROPIC:
+            return msgspec.json.encode(anthropics_error(self.reason, self.message))
         return msgspec.json.encode(error_body(self.reason, self.message, self.param))
 
 
@@ -229,3 +249,19 @@ def error_body(reason: Reason, message: str, param: str | None = None) -> dict[s
             "code": str(reason),
         }
     }
+
+
+def anthropics_error(reason: Reason, message: str) -> dict[str, Any]:
+    """Anthropic's error object, also of an event; `code` is ours.
+
+    Source: https://docs.claude.com/en/api/errors
+    """
+    kind = _ANTHROPICS_TYPES.get(_status_at(ANTHROPIC[0], reason), "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": message, "code": str(reason)}}
+
+
+def _status_at(path: str, reason: Reason) -> int:
+    """Anthropic's 429 is for what one tenant may; that all are too many is its 529."""
+    status = _STATUS[reason]
+    others = status in (429, 503) and reason is not Reason.TENANT_LIMIT
+    return _OVERLOADED if others and path in ANTHROPIC else status

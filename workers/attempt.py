@@ -34,8 +34,8 @@ from workers.replay import AnswerTooLarge, CannotContinue, Recorded
 
 log = logging.getLogger("hermes.worker")
 
-_ERROR_EVENT = b'data: {"error"'
-"""With this begins what vLLM's server sends when it fails after the status of a stream."""
+_ERROR_EVENTS = b'data: {"error"', b"event: error"
+"""With one of these begins what vLLM's server sends when it fails after the status of a stream."""
 
 Why = Reason | RequestRefused | CannotContinue | AnswerTooLarge
 
@@ -75,6 +75,8 @@ class Attempt:
     ) -> None:
         self.journal, self.facts = journal, facts
         self.request_id, self.pause = journal.request_id, journal.pause
+        self.path = ""
+        """Of the request, once it is known: whose protocol an error has."""
         self.created_s = facts.admitted_ms / 1000
         """The response's creation time, which is the same in every attempt."""
         self.stopped: State | Cause | None = None
@@ -260,8 +262,9 @@ class Attempt:
         `stream` gets: a status and JSON.
         """
         if self.journal.head is None:
-            self.head = Head(failure.status, [("content-type", "application/json")])
-            self._body, self._numberer = [failure.body()], EventNumberer()
+            status = failure.status_at(self.path)
+            self.head = Head(status, [("content-type", "application/json")])
+            self._body, self._numberer = [failure.body(self.path)], EventNumberer()
         elif self.recorded.head is not None:
             self.head = self.recorded.head  # what was sent stays true
 
@@ -389,7 +392,7 @@ class Attempt:
         body: bytes = message.get("body", b"")
         if not body:
             return
-        self._error_sent |= self._streamed and body.startswith(_ERROR_EVENT)
+        self._error_sent |= self._streamed and body.startswith(_ERROR_EVENTS)
         if not self.answered:
             return  # an error, whose words are ours
         if len(body) > self._left_bytes:

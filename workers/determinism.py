@@ -2,8 +2,9 @@
 
 vLLM's serving layer takes `created` from `time.time()`, and item ids (`msg_…`, `rs_…`, `call_…`)
 from `random_uuid()`, which its modules import by name, some only when a request first needs them;
-ids of Mistral's tool calls come from `random.choices`. All are replaced, `random_uuid` at its
-source, too; outside of a recorded request, and for what makes no answers, they are as before.
+signatures of messages come from `uuid.uuid4()`, ids of Mistral's tool calls from `random.choices`.
+All are replaced, `random_uuid` at its source, too; outside of a recorded request, and for what
+makes no answers, they are as before.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import random
 import sys
 import time
+import uuid
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
@@ -22,6 +24,7 @@ from workers.engine_plugin import wrap
 _RESPONSES = "vllm.entrypoints.openai.responses"
 _PACKAGES = (
     "vllm.entrypoints.openai",
+    "vllm.entrypoints.anthropic",
     "vllm.entrypoints.mcp",
     "vllm.entrypoints.pooling",
     "vllm.parser",
@@ -33,6 +36,17 @@ _PACKAGES = (
 `tests/engine/test_determinism.py` looks for others.
 """
 _TEKKEN, _OF_MISTRAL = "vllm.tokenizers.mistral", "vllm.parser.mistral"
+
+
+class _Ids:
+    """The module `uuid`, with a different `uuid4()` inside of a recorded request."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(uuid, name)
+
+    def uuid4(self) -> uuid.UUID:
+        attempt = current.get()
+        return uuid.uuid4() if attempt is None else uuid.UUID(bytes=attempt.next_value())
 
 
 class _Clock:
@@ -59,6 +73,7 @@ def install() -> int:
     pairs = {
         "random_uuid": (ours.__wrapped__, ours),
         "time": (time, _clock),
+        "uuid": (uuid, _ids),
         "choices": (random.choices, _equal_choices),
     }
     found = dict.fromkeys(pairs, 0)
@@ -72,7 +87,7 @@ def install() -> int:
     return sum(found.values())
 
 
-_clock = _Clock()
+_clock, _ids = _Clock(), _Ids()
 
 
 def _equal_uuid(random_uuid: Any) -> str:

@@ -252,6 +252,7 @@ class WorkerReplica:
             return
         current.set(attempt)
         line = decode_line(request)
+        attempt.path = line.path
         if trace:  # the engine's own spans become children of ours
             line = msgspec.structs.replace(line, headers=[*line.headers, ("traceparent", trace)])
         work = self._engine.serve(attempt.request_id, line, request.body, attempt)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from serve_app.contract import COMPACT, OF_RESPONSES, called
+from serve_app.contract import ANTHROPIC, COMPACT, OF_RESPONSES, called
 from workers.history import SUMMARISE, as_vllm_reads, compacts
 from workers.schemas import NotObeyed, prepared
 
@@ -18,7 +18,9 @@ _NULL_HAS_A_MEANING = ("max_tokens",)
 _OF_SEARCHES = ("web_search_call.results", "web_search_call.action.sources")
 """What may be included of calls that nobody here makes, and what vLLM does not know."""
 _REWRITTEN = (b"null", b"allowed_tools", b"input_image", b"json_object", b'"fast"')
-"""A body for another path than `OF_RESPONSES` that has none of these is handed on as it came."""
+"""A body for another path than `OF_RESPONSES` that has none of these is handed on as it came. So is
+one of Anthropic's protocol: the null in it may be an argument of a call.
+"""
 
 
 def as_vllm_takes(
@@ -30,6 +32,8 @@ def as_vllm_takes(
     refuses null in some fields for which OpenAI documents it. `obeyed` raises `NotObeyed` for a
     JSON schema that the engine's answers would not obey.
     """
+    if path in ANTHROPIC:
+        return body
     if path not in OF_RESPONSES and not any(word in body for word in _REWRITTEN):
         return body
     request = msgspec.json.decode(body)

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from serve_app.contract import OF_RESPONSES, Reason, called
+from serve_app.contract import ANTHROPIC, MESSAGE, OF_RESPONSES, Reason, called
 from serve_app.errors import MESSAGES, RequestRefused, context_exceeded, invalid, written
 from workers.attempt import Attempt, current
 from workers.engine_plugin import replace
@@ -38,12 +38,12 @@ _READ = {
 _NO_FIELD = {"input_tokens", "input_text", "type"}
 """What vLLM calls a field although it is a part of what the model reads."""
 _FIELDS = {"response_id": "previous_response_id"}
-_TOO_LONG = re.compile(r"maximum (?:context|model) length|exceeds the max_model_len")
+_TOO_LONG = re.compile(r"maximum (?:context|model) length[^0-9]*(\d*)|exceeds the max_model_len")
 _NOISE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+: |Check failed: .* is false: |: \{'json': .*")
 """Where and when xgrammar's code failed, and an object of Python's."""
 _SAYS_NOTHING = re.compile(r"Invalid .*specification\.$")
 _PYTHON = re.compile(r"NoneType|object has no|object is not|<class |pydantic|Traceback")
-_SHAPES = ("structured_outputs", "response_format", "text", "tools")
+_SHAPES = ("structured_outputs", "response_format", "output_config", "text", "tools")
 _OF_SHAPE = re.compile(r"schema|grammar|regex|structured|structural", re.IGNORECASE)
 """Fields that give the answer a shape, and what vLLM then speaks of."""
 _OF_WHAT_IS_READ = re.compile(r"prompt|conversation|multimodal|vocabulary")
@@ -124,12 +124,20 @@ def _mistake(message: str, param: str | None, path: str) -> RequestRefused:
     if _PYTHON.search(message):
         message, param = _OPAQUE, param or _read(path)
     param = _FIELDS.get(param or "", param) or _named_in(message, path)
-    too_long = _TOO_LONG.search(message) and param != "truncate_prompt_tokens"
+    too_long = param != "truncate_prompt_tokens" and _TOO_LONG.search(message)
     if param in _NO_FIELD or (too_long and not param):
         param = _read(path)
     if too_long:
+        if path in ANTHROPIC and too_long[1]:
+            message = _in_anthropics_words(int(too_long[1]) - 1)
         return context_exceeded(message, param)
     return RequestRefused(Reason.INVALID_REQUEST, message, param=param)
+
+
+def _in_anthropics_words(most: int) -> str:
+    """Agents look for them, and shorten by the difference. vLLM stops counting at the limit."""
+    tokens = max(most + 1, len(asked.get()[1]) // 4)
+    return f"prompt is too long: {tokens} tokens > {most} maximum"
 
 
 def _of_schema(error: NotObeyed, body: bytes) -> RequestRefused:
@@ -237,11 +245,11 @@ def _refusing_the_sum(
     get: Any, max_model_len: int, max_tokens: int | None, input_length: int, *args: Any, **more: Any
 ) -> Any:
     """vLLM shortens the answer to what has room; OpenAI refuses, and agents then cut their
-    history.
+    history. Agents of Anthropic's ask for more than there is: to them the answer is shortened.
     """
     from vllm.exceptions import VLLMValidationError
 
-    asked_for = 1 if max_tokens is None else max_tokens
+    asked_for = 1 if max_tokens is None or asked.get()[0] == MESSAGE else max_tokens
     truncated = more.get("truncate_prompt_tokens") is not None
     if input_length + asked_for > max_model_len and not truncated:
         raise VLLMValidationError(

@@ -152,7 +152,7 @@ class AnswerText:
             found = json.loads(data)
         except ValueError:
             return ""  # a comment, or [DONE]
-        if error := found if name == "error" else found.get("error"):
+        if error := found.get("error") or (found if name == "error" else None):
             self.failure = str(error.get("message") or "the answer failed")
             return ""
         texts = list(_texts(found))
@@ -175,6 +175,10 @@ def _texts(found: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
     """The texts in an event or in a whole answer, with the numbers of their choices."""
     if found.get("type") == "response.output_text.delta":
         yield 0, found["delta"]
+    if found.get("type") == "content_block_delta":
+        yield 0, found["delta"].get("text") or ""
+    if found.get("type") == "message":
+        yield from ((0, block.get("text") or "") for block in found["content"])
     for choice in found.get("choices") or ():
         part = choice.get("delta") or choice.get("message") or choice
         yield choice.get("index", 0), part.get("content") or part.get("text") or ""

@@ -188,7 +188,9 @@ def refusal(response: httpx.Response, body: bytes) -> httpx.RemoteProtocolError 
 
 _COMMENT = b": waiting"
 """After it comes an event that only shows that the service lives: it has no number."""
-_FINAL_EVENTS = b"response.completed response.incomplete response.failed error response".split()
+_FINAL_EVENTS = (
+    b"response.completed response.incomplete response.failed message_stop error response".split()
+)
 
 
 class EventSplitter:

@@ -72,7 +72,8 @@ class ApiKeys:
         if scheme.lower() != "bearer" or not key:
             raise RequestRefused(
                 Reason.INVALID_API_KEY,
-                "You didn't provide an API key; send it as 'Authorization: Bearer <key>'.",
+                "You didn't provide an API key; send it as 'Authorization: Bearer <key>' or "
+                "'x-api-key: <key>'.",
             )
         # The time of a lookup tells of digests, and nobody can choose a key for a digest.
         digest = hashlib.sha256(key.strip().encode()).digest()

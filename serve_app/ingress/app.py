@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,7 @@ _OPEN_PATHS = (*PROBES, *docs_page.OPEN_PATHS)
 _METRICS_PATH = "/metrics"
 _EXPOSED = (
     "x-request-id",
+    "request-id",
     "x-client-request-id",
     "x-hermes-class",
     "x-hermes-replica",
@@ -88,19 +89,17 @@ class Guard:
             # Its traceback has this frame, and those that hold the request's body.
             refusal = refusal_of(error).with_traceback(None)
             self.note(refusal, state)
-            await refusal_answer(refusal)(scope, receive, send)
+            await refusal_answer(refusal, scope["path"])(scope, receive, send)
         except Exception as error:
             self._note_defect(error)
             if state["begun"]:  # the server ends the connection, and a client may reconnect
                 raise
-            await refusal_answer(_internal())(scope, receive, send)
+            await refusal_answer(_internal(), scope["path"])(scope, receive, send)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_headers(scope["headers"], self.max_header_bytes)
         check_host(scope["http_version"], scope["headers"])
-        authorization = next(
-            (v for k, v in scope["headers"] if k.lower() == b"authorization"), b""
-        ).decode("latin-1")
+        authorization = _authorization(scope["headers"])
         path = scope["path"]
         if path == _METRICS_PATH:
             self.api_keys.check_scraper(authorization)
@@ -167,17 +166,18 @@ def build_app(
     )
 
     async def handle(request: Request, error: Exception) -> Response:
+        path = request.url.path
         match error:
             case HTTPException():
-                return refusal_answer(_unknown(request, error.status_code), error.headers)
+                return refusal_answer(_unknown(request, error.status_code), path, error.headers)
             case RequestValidationError():
-                return refusal_answer(_invalid(error))
+                return refusal_answer(_invalid(error), path)
             case RequestRefused() | RedisUnavailable() | Unreadable():
                 refusal = refusal_of(error)
                 guard.note(refusal, request.scope.get("state", {}))
-                return refusal_answer(refusal)
+                return refusal_answer(refusal, path)
             case _:  # the guard counts and logs it
-                return refusal_answer(_internal())
+                return refusal_answer(_internal(), path)
 
     ours = (RequestRefused, RedisUnavailable, Unreadable)
     for kind in (HTTPException, RequestValidationError, *ours, Exception):
@@ -191,6 +191,13 @@ def build_app(
         allow_headers=("*",),
         expose_headers=_EXPOSED,
     )
+
+
+def _authorization(headers: Sequence[tuple[bytes, bytes]]) -> str:
+    """Anthropic's clients send their key in a header of its own."""
+    found = {name.lower(): value for name, value in reversed(headers)}
+    key = found.get(b"x-api-key", b"")
+    return found.get(b"authorization", b"Bearer " + key if key else b"").decode("latin-1")
 
 
 def _as_routed(scope: Scope) -> Scope:

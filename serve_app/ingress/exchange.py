@@ -29,7 +29,7 @@ from starlette.types import Send
 from serve_app import timings
 from serve_app.admission.admission import Admission, Receipt, Submission
 from serve_app.clock import SYSTEM
-from serve_app.contract import CHATS, COMPLETIONS, RESPONSES, Reason, State
+from serve_app.contract import CHATS, COMPLETIONS, MESSAGE, RESPONSES, Reason, State
 from serve_app.errors import MESSAGES, RedisUnavailable, RequestRefused, Unreadable, retry_headers
 from serve_app.ingress.connection_limits import ConnectionLimit
 from serve_app.ingress.disconnects import Disconnects
@@ -124,7 +124,7 @@ class Exchange:
                 self.parts.unread.release(self._tenant, self._unread_bytes)
             self.leave(departed)
         if self.refusal is not None:
-            await refusal_answer(self.refusal, self.own_headers())(scope, receive, send)
+            await refusal_answer(self.refusal, self.path, self.own_headers())(scope, receive, send)
 
     async def until_begun(self) -> None:
         """Without a client: count among the requests that wait until a worker has started this
@@ -320,7 +320,7 @@ class Exchange:
 
 def known_headers(request_id: str, facts: RequestFacts | None) -> dict[str, str]:
     """The headers of an answer to a request that was accepted."""
-    headers = {"x-request-id": request_id}
+    headers = {"x-request-id": request_id, "request-id": request_id}
     if facts is not None:
         headers["x-hermes-class"] = facts.request_class
         if facts.client_request_id:
@@ -435,10 +435,10 @@ class Exchanges:
 
 
 def refusal_answer(
-    refusal: RequestRefused, more_headers: Mapping[str, str] | None = None
+    refusal: RequestRefused, path: str, more_headers: Mapping[str, str] | None = None
 ) -> Response:
     headers = {**(more_headers or {}), **refusal.headers()}
-    return Response(refusal.body(), refusal.status, headers, "application/json")
+    return Response(refusal.body(path), refusal.status_at(path), headers, "application/json")
 
 
 def sign_of_life(
@@ -452,7 +452,7 @@ def sign_of_life(
     it. A response has OpenAI's own `keepalive`, with the sequence number of the last event: whoever
     goes on after it misses nothing. Before the first event OpenAI's SDKs take `response.created`
     and nothing else, so it is that one, once; it comes again with the answer. Chats and completions
-    have a chunk that adds nothing, other endpoints the comment alone.
+    have a chunk that adds nothing, messages Anthropic's `ping`, other endpoints the comment alone.
 
     Args:
         last_event: number of the last event that the client has; 0 if it has none.
@@ -470,6 +470,8 @@ def sign_of_life(
             event["type"].encode(),
             msgspec.json.encode(event),
         )
+    if path == MESSAGE:
+        return COMMENT + b'event: ping\ndata: {"type":"ping"}\n\n'
     made = {"created": facts.admitted_ms // 1000, "model": facts.called}
     nothing: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": None}
     if path == CHATS:

@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.admission.admission import Submission
 from serve_app.clock import RedisClock
-from serve_app.contract import CHATS, OF_RESPONSES, RESPONSES, Reason
+from serve_app.contract import CHATS, COUNTING, OF_RESPONSES, RESPONSES, Reason
 from serve_app.errors import RequestRefused
 from serve_app.ingress.connection_limits import Uploads
 from serve_app.ingress.conversations import Conversations, goes_on
@@ -104,7 +104,15 @@ class InferenceEndpoint:
                 upload.grew(len(body))
                 request, body, _ = await self.validator.parse(path, body)
             submission = self.submissions.of(
-                caller, path, query, headers, body, request, span.traceparent, model
+                caller,
+                path,
+                query,
+                headers,
+                body,
+                request,
+                span.traceparent,
+                model,
+                self.validator.most_tokens,
             )
             background = _in_background(path, request)
             if submission.facts.detached and not (background and submission.facts.streamed):
@@ -140,9 +148,11 @@ class Submissions:
         request: Mapping[str, Any],
         trace: str,
         model: str | None = None,
+        longest: int = 0,
     ) -> Submission:
         """The submission of one validated request. `headers`: by lower-case name. `trace`: its
         `traceparent`; empty if it is not traced. `model`: as the client calls it, if it does.
+        `longest`: see `work_of`.
 
         Raises:
             RequestRefused: `invalid_request`, for a malformed header; `key_not_permitted`, for a
@@ -154,7 +164,7 @@ class Submissions:
         stored = self._stores(path, request, background)
         now_ms = self.clock.now_ms()
         facts = RequestFacts(
-            request_class=_request_class(caller, headers, request),
+            request_class=_request_class(caller, path, headers, request),
             tenant=caller.id,
             session=session_key(headers, request),
             model=self.settings.model.name,
@@ -175,7 +185,7 @@ class Submissions:
             facts,
             RequestLine("POST", path, query, kept),
             body,
-            work_of(path, body, request),
+            work_of(path, body, request, longest),
             idempotency_key=key,
             value=_meaning(body, request) if key else b"",
             seen=last_event_id(headers.get("last-event-id")) if key else 0,
@@ -227,8 +237,13 @@ class Submissions:
         return min(wanted_s or journal.background_retention_s, journal.max_retention_s)
 
 
-def _request_class(caller: Tenant, headers: Mapping[str, str], request: Mapping[str, Any]) -> str:
+def _request_class(
+    caller: Tenant, path: str, headers: Mapping[str, str], request: Mapping[str, Any]
+) -> str:
+    """What only counts may take a spare slot, so it does not wait behind what is computed."""
     named = headers.get("x-hermes-class")
+    if named is None and path in COUNTING:
+        return SERVICE_TIERS["priority"]
     if named is None:
         return SERVICE_TIERS.get(str(request.get("service_tier")), DEFAULT_CLASS)
     if named in caller.classes:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from serve_app import __version__
@@ -124,7 +124,8 @@ PROBES = ("/healthz", "/readyz", "/health", "/ping", "/version")
 """Paths that need no API key, because probes have none."""
 _READY_AT = ("/health", "/ping")
 """Where clients of vLLM, SGLang, llama.cpp and SageMaker ask whether a server can be used."""
-MODELS_CREATED = 1_767_225_600  # 2026-01-01: the same for every replica, and across restarts
+MODELS_CREATED = 1_767_225_600  # the same for every replica, and across restarts
+MODELS_CREATED_AT = "2026-01-01T00:00:00Z"
 
 
 def routes(
@@ -148,15 +149,24 @@ def routes(
             "max_model_len": most_tokens() or None,  # vLLM's own field
         }
 
+    def shown(request: Request, name: str) -> dict[str, Any]:
+        model = described(name)
+        if "anthropic-version" in request.headers:
+            model |= {"type": "model", "display_name": name, "created_at": MODELS_CREATED_AT}
+        return model
+
     @router.get("/v1/models", summary="The models that are served")
-    async def models() -> dict[str, Any]:
+    async def models(request: Request) -> dict[str, Any]:
         names = dict.fromkeys([served.name, *(one for one in served.aliases if "*" not in one)])
-        return {"object": "list", "data": [described(name) for name in names]}
+        data = [shown(request, name) for name in names]
+        ids = {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
+        anthropics = {**ids, "has_more": False} if "type" in data[0] else {}
+        return {"object": "list", "data": data, **anthropics}
 
     @router.get("/v1/models/{model_id:path}", summary="One model")
-    async def model(model_id: str) -> dict[str, Any]:
+    async def model(model_id: str, request: Request) -> dict[str, Any]:
         check_model(model_id, served.name, served.aliases)
-        return described(model_id)
+        return shown(request, model_id)
 
     @router.get("/healthz", summary="This process runs")
     async def healthz() -> dict[str, Any]:

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from serve_app.contract import Reason
-from serve_app.errors import error_body
+from serve_app.contract import ANTHROPIC, Reason
+from serve_app.errors import anthropics_error, error_body
 
 SEPARATOR = b"\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -112,12 +112,14 @@ class _Skipper:
 def error_events(reason: Reason, message: str, last: int, path: str) -> bytes:
     """The end of a failed stream: one error event, then whatever ends the streams of this endpoint.
 
-    Chat and completions end in `[DONE]`, as vLLM's and OpenAI's do; Responses has an `error` event
-    and no `[DONE]`.
+    Chat and completions end in `[DONE]`, as vLLM's and OpenAI's do; Responses and Anthropic's
+    messages have an `error` event and no `[DONE]`.
     """
     error: dict[str, Any] = error_body(reason, message)
-    if path.endswith("/responses"):
+    if path.endswith("/responses") or path in ANTHROPIC:
         data = {**error["error"], "type": "error", "sequence_number": last}
+        if path in ANTHROPIC:
+            data = anthropics_error(reason, message)
         written = escaped(msgspec.json.encode(data))
         return b"id: %d\nevent: error\ndata: %b\n\n" % (last + 1, written)
     written = escaped(msgspec.json.encode(error))

@@ -11,14 +11,17 @@ _MOST_OF_OTHERS = 1
 """What a request may write whose kind writes no tokens: the engine makes one step for it. (0 would
 mean that there is no limit.)
 """
-_MEDIA = ("image_url", "video_url", "audio_url", "input_audio")
+_MEDIA = ("image_url", "video_url", "audio_url", "input_audio", "source")
 """The fields of a message's part that hold one, as a `data:` URL or as base64."""
 _MEDIA_TOKENS = 1_000
 """About what a model reads for a picture, however many bytes it has."""
 _MEDIA_BYTES = 16 << 10
 """A shorter text there is an address or a name."""
 _STREAMED_TOKEN_BYTES, _TOKEN_BYTES, _EMBEDDING_BYTES = 330, 75, 32 << 10
-_WRITING = ("chat/completions ", "completions ", "responses ", "responses/compact ")
+_WRITING = (
+    *("chat/completions ", "completions ", "responses ", "responses/compact "),
+    "messages ",
+)
 _PROMPTS = {"/v1/completions": "prompt", "/v1/embeddings": "input"}
 """Where the requests of a path may have several prompts."""
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
@@ -56,15 +59,16 @@ def output_bytes(kind: str, max_output_tokens: int, sequences: int) -> int:
     return sequences * each_bytes * (max_output_tokens or _FIRST_GUESS_TOKENS)
 
 
-def work_of(path: str, body: bytes, request: Mapping[str, Any]) -> Work:
+def work_of(path: str, body: bytes, request: Mapping[str, Any], longest: int = 0) -> Work:
     """The work of a request: one prompt token per four bytes of the body, except for pictures and
-    other media, whose bytes are no text.
+    other media, whose bytes are no text. `longest`: what an engine's context has; 0: not known.
     """
     kind, prompt_tokens = _kind(path, request), len(body) // 4
     if len(body) > _MEDIA_BYTES:
         for size in _media_sizes(body, request.get("messages", request.get("input"))):
             prompt_tokens += _MEDIA_TOKENS - size // 4
     most_tokens = _limit(request) if writes_tokens(kind) else _MOST_OF_OTHERS
+    most_tokens = min(most_tokens, longest or most_tokens)
     return Work(max(0, prompt_tokens), most_tokens, kind, sequences(path, request))
 
 

@@ -31,7 +31,7 @@ def events(body: bytes) -> list[tuple[int, str]]:
     """Numbers and data of a stream's events."""
     found = []
     for event in body.decode().split("\n\n")[:-1]:
-        lines = dict(line.split(": ", 1) for line in event.split("\n"))
+        lines = dict(line.split(": ", 1) for line in event.split("\n") if line)
         found.append((int(lines["id"]), lines["data"]))
     return found
 
@@ -105,6 +105,9 @@ def take_texts(event: Any) -> Iterator[tuple[str, Any]]:
     if str(event.get("type", "")).endswith(".delta"):
         yield f"logprobs {event.get('item_id')}", event.pop("logprobs", None) or []
         yield f"{event['type']} {event.get('item_id')}", str(event.pop("delta"))
+    if event.get("type") == "content_block_delta":
+        for name in event["delta"].keys() - {"type"}:
+            yield f"{name} {event['index']}", event["delta"].pop(name)
     for choice in event.get("choices", ()):
         choice.pop("token_ids", None)
         logprobs = choice.pop("logprobs", None) or {}
@@ -133,7 +136,7 @@ def says_nothing(event: Any) -> bool:
     """Whether an event contained nothing except its texts."""
     if not isinstance(event, dict):
         return False
-    if str(event.get("type", "")).endswith(".delta"):
+    if str(event.get("type", "")).endswith((".delta", "_block_delta")):
         return True
     choices = event.get("choices") or []
     return bool(choices) and all(

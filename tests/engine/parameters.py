@@ -110,6 +110,27 @@ RESPONSES: dict[str, dict[str, Any]] = {
     "truncation": {"truncation": "auto"},
 }
 
+MESSAGES: dict[str, dict[str, Any]] = {
+    "cache_salt": EVERYWHERE["cache_salt"],
+    "chat_template_kwargs": CHAT["chat_template_kwargs"],
+    "max_tokens": {"max_tokens": 9},
+    "metadata": {"metadata": {"user_id": "a"}},
+    "output_config": {
+        "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": SCHEMA}}
+    },
+    "stop_sequences": {"stop_sequences": ["r "]},
+    "system": {"system": [{"type": "text", "text": "Be brief."}]},
+    "temperature": EVERYWHERE["temperature"],
+    "thinking": {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 1030},
+    "tool_choice": {
+        "tools": [{"name": "f", "input_schema": SCHEMA, "strict": True}],
+        "tool_choice": {"type": "any"},
+    },
+    "tools": {"tools": [{"name": "f", "input_schema": SCHEMA}]},
+    "top_k": EVERYWHERE["top_k"],
+    "top_p": EVERYWHERE["top_p"],
+}
+
 UNTRIED: dict[str, str] = {
     "chat_template": "refused, unless `engine.args.trust_request_chat_template` is set",
     "ec_transfer_params": "for engines that share encoders; this service has none",

@@ -190,6 +190,7 @@ async def attempt(
     line = msgspec.json.decode(journal[0].fields[b"r"], type=RequestLine)
     part = recorded(entries) if epoch > 1 else None
     attempt = Attempt(one, facts, opened, world.telemetry, RedisClock(), part)
+    attempt.path = line.path
     recording.current.set(attempt)
     try:
         await world.engine.serve(request_id, line, journal[0].body, attempt)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 import time
+import uuid
 from importlib import import_module
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from workers import determinism
 from workers.attempt import Attempt, current
 
 SERVERS = (
+    "vllm.entrypoints.anthropic.serving",
     "vllm.entrypoints.openai.api_server",
     "vllm.entrypoints.openai.chat_completion.serving",
     "vllm.entrypoints.openai.completion.serving",
@@ -30,8 +32,11 @@ SERVERS = (
     "vllm.entrypoints.pooling.embed.serving",
     "vllm.entrypoints.pooling.pooling.serving",
 )
-SERVED = ("vllm.entrypoints.openai.", "vllm.entrypoints.pooling.")
-PLACES = ("parser", "tool_parsers", "reasoning", "renderers", "entrypoints/openai")
+SERVED = tuple(f"vllm.entrypoints.{name}." for name in ("anthropic", "openai", "pooling"))
+PLACES = (
+    *("parser", "tool_parsers", "reasoning", "renderers"),
+    *("entrypoints/anthropic", "entrypoints/openai"),
+)
 CHANCE = {"random", "secrets", "uuid", "time"}
 """Modules of Python that tell each attempt something else."""
 LATER = "vllm.tool_parsers.step3_tool_parser"
@@ -64,7 +69,8 @@ def test_every_answer_gets_its_time_and_ids_from_its_request() -> None:
     for name in SERVERS:
         import_module(name)
     assert determinism.install() > len(SERVERS)
-    own = {"time.time": time, "random_uuid": vllm.utils.random_uuid.__wrapped__}
+    random_uuid = vllm.utils.random_uuid.__wrapped__
+    own = {"time.time": time, "uuid.uuid4": uuid, "random_uuid": random_uuid}
     kept = [
         f"{name}: {call}"
         for name, module in sorted(sys.modules.items())
@@ -82,6 +88,7 @@ def test_every_answer_gets_its_time_and_ids_from_its_request() -> None:
         ("vllm.renderers.chat_utils", "make_tool_call_id"),
         ("vllm.entrypoints.openai.responses.utils", "random_uuid"),
         ("vllm.parser.mistral", "MistralToolCall.generate_random_id"),
+        ("vllm.entrypoints.anthropic.serving", "uuid.uuid4"),
     ],
 )
 async def test_a_name_is_equal_in_every_attempt_whenever_its_module_is_loaded(
@@ -114,7 +121,7 @@ async def test_an_engines_own_names_are_those_of_each_attempt() -> None:
 
 
 def test_no_other_function_of_chance_and_no_other_clock_makes_answers() -> None:
-    """A clock counts only where the module is loaded with the servers: it is replaced there."""
+    """A module's counts only if that is loaded with the servers: it is replaced there."""
     for name in SERVERS:
         import_module(name)
     root = Path(vllm.__path__[0])
@@ -124,6 +131,7 @@ def test_no_other_function_of_chance_and_no_other_clock_makes_answers() -> None:
         for place in PLACES
         for path in (root / place).rglob("*.py")
         for call in reads(path.read_text())
-        if call != "random_uuid" and not (call == "time.time" and str(path) in loaded)
+        if call != "random_uuid"
+        and not (call in ("time.time", "uuid.uuid4") and str(path) in loaded)
     }
     assert found - NOT_SERVED == {"parser/mistral.py: choices"}

@@ -15,10 +15,12 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
+from serve_app.contract import MESSAGE
 from tests.engine import parameters
 from tests.engine.contents import alike, each_choice
 from tests.engine.resume_helpers import EngineThread, Written, attempts, request
@@ -46,6 +48,12 @@ KINDS: dict[str, tuple[str, Any, dict[str, dict[str, Any]], dict[str, Any]]] = {
         ResponsesRequest,
         parameters.RESPONSES,
         {"input": "Count to ten.", "max_output_tokens": 24},
+    ),
+    "messages": (
+        MESSAGE,
+        AnthropicMessagesRequest,
+        parameters.MESSAGES,
+        {"messages": [{"role": "user", "content": "Count to ten."}], "max_tokens": 24},
     ),
 }
 WAYS: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0}, "sampled": {"temperature": 1.0}}

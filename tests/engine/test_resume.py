@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from serve_app.contract import NotResumed
+from serve_app.contract import MESSAGE, NotResumed
 from serve_app.journal.attempt_log import Pause
 from serve_app.journal.entries import Entry
 from tests.engine.contents import alike, content, each_choice, events, same
@@ -53,6 +53,11 @@ def response(prompt: str | list[Any], max_output_tokens: int, **more: Any) -> di
     return {**_GREEDY, "input": prompt, "max_output_tokens": max_output_tokens, **more}
 
 
+def message(prompt: str, max_tokens: int, **more: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": prompt}]
+    return {**_GREEDY, "messages": messages, "max_tokens": max_tokens, **more}
+
+
 PERSON = {
     "type": "json_schema",
     "json_schema": {
@@ -73,6 +78,10 @@ FORMAT = {"type": "json_schema", **PERSON["json_schema"]}  # type: ignore[dict-i
 FLAT = [{"type": "function", **tool["function"]} for tool in TOOLS]
 SEARCH = {"type": "function", "function": {"name": "search"}}
 FUNCTIONS = [{"type": "function", **TOOLS[0]["function"]}]
+ANTHROPICS = [
+    {"name": one["name"], "description": one["description"], "input_schema": one["parameters"]}
+    for one in (tool["function"] for tool in TOOLS)
+]
 LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
 WHOLE = {"stream": False, "stream_options": None}
 COMPACTED = [{"role": "user", "content": "Count to ten."}, {"type": "compaction_trigger"}]
@@ -150,6 +159,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "responses": (RESPONSES, response("Why is the sky blue?", 40)),
     "responses, not streamed": (RESPONSES, response("Count to ten.", 20, stream=False)),
+    "a message": (MESSAGE, message("Count to ten.", 60, stop_sequences=["four"])),
+    "a call of a message": (
+        MESSAGE,
+        message("What is the weather in Paris?", 120, tools=ANTHROPICS),
+    ),
+    "a cut call of a message": (
+        MESSAGE,
+        message("What is the weather in Paris?", 36, tools=ANTHROPICS),
+    ),
+    "a message, not streamed": (
+        MESSAGE,
+        message("What is the weather in Paris?", 120, tools=ANTHROPICS, stream=False),
+    ),
 }
 
 
@@ -165,6 +187,7 @@ MERGED = (
     "a seed and n",
     "several prompts",
     "responses",
+    "a call of a message",
 )
 
 
@@ -222,7 +245,7 @@ def check_every_cut(
     assert whole.attempt.head is not None
     assert whole.attempt.head.status == 200, whole.body
     # A stop string is found behind the engine, which meanwhile goes on: how far, depends on load.
-    ahead = math.inf if body.get("stop") else 1
+    ahead = math.inf if "stop" in body or "stop_sequences" in body else 1
     # Behind the opening, behind each output, before the end.
     cuts = [whole.entries[:cut] for cut in range(2, len(whole.entries))]
     assert cuts  # how many depends on how fast the outputs were taken
@@ -255,7 +278,7 @@ def test_cut_behind_any_output_the_continuation_is_the_unbroken_response(
         tokens = sorted({token for token in tokenizer.encode("é€ñ ü") if token > 2})
         body = {**body, "allowed_token_ids": tokens}
     whole = check_every_cut(world, path, body)
-    if name in ("a tool call", "a call beside a format"):
+    if name in ("a tool call", "a call beside a format") or "call of a message" in name:
         assert b"get_weather" in whole.body
     if name == "an answer in a format beside tools":
         assert b"function_call" not in whole.body

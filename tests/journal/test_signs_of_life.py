@@ -14,11 +14,12 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
 from serve_app import timings
-from serve_app.contract import CHATS, COMPLETIONS, RESPONSES, State
+from serve_app.contract import CHATS, COMPLETIONS, MESSAGE, RESPONSES, State
 from serve_app.ingress import exchange
 from serve_app.ingress.exchange import sign_of_life
 from serve_app.journal.entries import EntryId, RequestFacts, Summary, decode_facts
@@ -136,9 +137,39 @@ def message(request_id: str) -> tuple[list[Any], list[Any]]:
     return of_response(request_id, said, {**said, "content": [done]}, events)
 
 
+def anthropics_message(request_id: str) -> tuple[list[Any], list[Any]]:
+    """A call, cut in the middle of its arguments."""
+    usage = {"input_tokens": 1, "output_tokens": 1}
+    begun = {"id": f"msg_{request_id}", "type": "message", "role": "assistant", "content": []}
+    whole = {**begun, "model": MODEL, "stop_reason": None, "stop_sequence": None, "usage": usage}
+    call = {"type": "tool_use", "id": "c1", "name": "f", "input": {}}
+    at: dict[str, Any] = {"type": "content_block_delta", "index": 0}
+    halves = [
+        {**at, "delta": {"type": "input_json_delta", "partial_json": half}} for half in HALVES
+    ]
+    ended = {"stop_reason": "tool_use", "stop_sequence": None}
+    first = [
+        {"type": "message_start", "message": whole},
+        {"type": "content_block_start", "index": 0, "content_block": call},
+        halves[0],
+    ]
+    rest = [
+        halves[1],
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": ended, "usage": usage},
+        {"type": "message_stop"},
+    ]
+    return first, rest
+
+
 Script = Callable[[str], tuple[list[Any], list[Any]]]
 """The events of a request, and where they are cut."""
-SCRIPTS: dict[str, Script] = {CHATS: chat, COMPLETIONS: completion, RESPONSES: response}
+SCRIPTS: dict[str, Script] = {
+    CHATS: chat,
+    COMPLETIONS: completion,
+    RESPONSES: response,
+    MESSAGE: anthropics_message,
+}
 
 
 class Sent:
@@ -236,10 +267,25 @@ async def _helped(client: openai.AsyncOpenAI, path: str) -> str:
     return "".join([chunk.choices[0].text async for chunk in stream])
 
 
-async def test_openais_helpers_do_not_see_that_a_stream_waits(w: World, sent: Sent) -> None:
+def of_anthropic() -> Ask:
+    async def ask(url: str) -> str:
+        client = anthropic.AsyncAnthropic(api_key="none", base_url=url, max_retries=0)
+        asked: Any = {"model": MODEL, "messages": HELLO, "max_tokens": 64}
+        async with client, client.messages.stream(**asked) as events:
+            names = [event.type async for event in events]
+            (block,) = (await events.get_final_message()).content
+        assert "ping" not in names
+        assert block.type == "tool_use"
+        return json.dumps(block.input)
+
+    return ask
+
+
+async def test_the_sdks_helpers_do_not_see_that_a_stream_waits(w: World, sent: Sent) -> None:
     async with waiting_door(w) as d:
         for path, script in SCRIPTS.items():
-            request_id = await answered_slowly(d, w, sent, script, of_openai(path))
+            ask = of_anthropic() if path == MESSAGE else of_openai(path)
+            request_id = await answered_slowly(d, w, sent, script, ask)
             replayed = await d.http.get(f"/v1/requests/{request_id}/events")
             first, rest = script(request_id)
             assert replayed.content == numbered(1, first + rest)
@@ -250,6 +296,7 @@ async def test_a_sign_of_life_has_no_number_and_moves_no_place(w: World, sent: S
         CHATS: {"messages": HELLO},
         COMPLETIONS: {"prompt": "x"},
         RESPONSES: {"input": "x"},
+        MESSAGE: {"messages": HELLO, "max_tokens": 64},
     }
     async with waiting_door(w) as d:
         for path, script in SCRIPTS.items():

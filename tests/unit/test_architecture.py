@@ -66,6 +66,7 @@ OWNERS = {
         "workers.continuation",
         "workers.determinism",
         "workers.vllm_failures",
+        "workers.messages",
         "workers.responses",
         "workers.answers",
     ),

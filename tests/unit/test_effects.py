@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.contract import INPUT_TOKENS
+from serve_app.contract import ANTHROPIC, INPUT_TOKENS
 from serve_app.errors import RequestRefused
 from serve_app.ingress.validation.bodies import parse
 from tests.tables import each
@@ -19,6 +19,10 @@ BASE: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "Hi"},
     RESPONSES: {"input": "Hi"},
     INPUT_TOKENS: {"input": "Hi"},
+    **{
+        path: {"messages": [{"role": "user", "content": "Hi"}], **more}
+        for path, more in zip(ANTHROPIC, ({"max_tokens": 8}, {}), strict=True)
+    },
 }
 
 
@@ -122,6 +126,53 @@ def test_a_chats_choice_of_tools_is_obeyed_or_refused(choice: Any, place: str) -
 def test_a_responses_choice_of_tools_is_obeyed_or_refused(choice: Any, place: str) -> None:
     for path in (RESPONSES, INPUT_TOKENS):
         assert param(path, tools=TOOLS, tool_choice=choice) == place
+
+
+@each(
+    "choice, place",
+    [
+        (None, ""),
+        ({"type": "auto", "disable_parallel_tool_use": True}, ""),
+        ({"type": "any"}, ""),
+        ({"type": "none"}, ""),
+        ({"type": "tool", "name": "f"}, ""),
+        ("auto", "tool_choice"),
+        ({"type": "required"}, "tool_choice.type"),
+        ({"name": "f"}, "tool_choice.type"),
+        ({"type": "tool"}, "tool_choice.name"),
+        ({"type": "tool", "name": "h"}, "tool_choice.name"),
+    ],
+)
+def test_a_messages_choice_of_tools_is_obeyed_or_refused(choice: Any, place: str) -> None:
+    tools = [{"name": "f", "input_schema": OBJECT, "cache_control": {"type": "ephemeral"}}]
+    for path in ANTHROPIC:
+        assert param(path, tools=tools, tool_choice=choice) == place
+        assert param(path, tool_choice={"type": "any"}) == "tool_choice"
+
+
+def test_what_anthropics_servers_would_do_beside_a_message_is_refused_or_named() -> None:
+    for path in ANTHROPIC:
+        for name in ("container", "mcp_servers", "output_format"):
+            assert param(path, **{name: {"a": 1}}) == name
+            assert param(path, **{name: None}) == ""
+        body = {
+            "model": "hermes-tiny",
+            **BASE[path],
+            "thinking": {"type": "enabled", "budget_tokens": 1024},
+            "context_management": {"edits": []},
+            "betas": ["a"],
+        }
+        raw = json.dumps(body).encode()
+        named = parse(path, raw, "hermes-tiny").ignored
+        assert named == ["context_management", "betas", "thinking.budget_tokens"]
+
+
+def test_the_arguments_of_a_call_may_have_any_fields() -> None:
+    call = {"type": "tool_use", "id": "c", "name": "f", "input": None}
+    given = {"source": {"type": "url", "url": "http://10.0.0.1"}, "image_url": "http://10.0.0.1"}
+    messages = [{"role": "assistant", "content": [{**call, "input": given}], "citations": None}]
+    for path in ANTHROPIC:
+        assert param(path, messages=messages) == ""
 
 
 def test_what_is_not_there_cannot_be_called() -> None:

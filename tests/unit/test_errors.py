@@ -8,7 +8,7 @@ import random
 import pytest
 
 from scripts.pages import ADVICE
-from serve_app.contract import Reason, State
+from serve_app.contract import ANTHROPIC, Reason, State
 from serve_app.errors import HermesError, RequestRefused, error_body
 from serve_app.journal.reader import Ending
 from tests.tables import each
@@ -46,6 +46,34 @@ def test_every_reason_has_its_http_form_and_can_be_an_ending(reason: Reason) -> 
     assert "\n" not in message
     assert ADVICE[reason].endswith(".")
     assert reason in _RETRYABLE or "again" not in message
+
+
+ANTHROPICS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+@each("reason", Reason)
+def test_every_reason_has_a_form_in_anthropics_protocol(reason: Reason) -> None:
+    refused = RequestRefused(reason, "words", param="messages")
+    for path in ANTHROPIC:
+        body, status = json.loads(refused.body(path)), refused.status_at(path)
+        assert body.keys() == {"type", "error"}
+        assert (body["type"], body["error"]["message"]) == ("error", "words")
+        kind = ANTHROPICS.get(status, body["error"]["type"])
+        assert body["error"]["type"] == kind
+        assert kind in {*ANTHROPICS.values()}
+        overloaded = refused.status in (429, 503) and reason is not Reason.TENANT_LIMIT
+        assert status == (529 if overloaded else refused.status)
+    assert refused.status_at("/v1/chat/completions") == refused.status
 
 
 @pytest.mark.parametrize(("seconds", "least", "most"), [(0.01, 1, 2), (1.4, 1, 3), (30, 30, 60)])

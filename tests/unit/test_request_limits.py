@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.contract import Reason
+from serve_app.contract import ANTHROPIC, MESSAGE, Reason
 from serve_app.errors import RequestRefused
 from serve_app.ingress.validation.bodies import Validator, check_context, parse
 from serve_app.ingress.validation.fields import INFERENCE_PATHS, TABLE
@@ -98,7 +98,33 @@ def test_a_schema_and_what_only_vllm_reads_may_have_any_number(number: int, plac
     assert parse(CHAT, json.dumps(body).encode(), MODEL, LIMITS).request == body
 
 
+def source(**fields: Any) -> dict[str, Any]:
+    return {"type": "image", "source": {"type": "url", **fields}}
+
+
 ROWS: list[tuple[str, dict[str, Any], str]] = [
+    (MESSAGE, {"messages": HELLO * 2_049}, "messages"),
+    (MESSAGE, {"messages": []}, "messages"),
+    (MESSAGE, {"max_tokens": None}, "max_tokens"),
+    (MESSAGE, {"max_tokens": 0}, "max_tokens"),
+    (MESSAGE, {"stop_sequences": ["x"] * 17}, "stop_sequences"),
+    (MESSAGE, {"stop_sequences": ["x" * 1_025]}, "stop_sequences"),
+    (MESSAGE, {"system": 3}, "system"),
+    (MESSAGE, {"tools": [{"name": "f", "input_schema": {}}] * 513}, "tools"),
+    (MESSAGE, {"tools": [{"name": "f", "input_schema": schema(70)}]}, "tools"),
+    (MESSAGE, {"tools": [{"name": "f"}]}, "tools[0].input_schema"),
+    (MESSAGE, {"tools": [{"type": "web_search_20250305", "name": "f"}]}, "tools[0].type"),
+    (MESSAGE, {"output_config": {"format": {"schema": schema(70)}}}, "output_config"),
+    (MESSAGE, {"output_config": {"format": {"schema": {"x": "y" * 270_000}}}}, "output_config"),
+    (MESSAGE, {"n": 2}, "n"),
+    (MESSAGE, {"vllm_xargs": {"a": 1}}, "vllm_xargs"),
+    (MESSAGE, said(source(url="http://10.0.0.1/x.png")), "messages.content.source.url"),
+    (MESSAGE, said(source(url=3)), "messages.content.source.url"),
+    (
+        MESSAGE,
+        said({"type": "tool_result", "content": [source(url="http://10.0.0.1/x.png")]}),
+        "messages.content.content.source.url",
+    ),
     (CHAT, {"messages": HELLO * 2_049}, "messages"),
     (CHAT, {"tools": [tool({})] * 513}, "tools"),
     (CHAT, {"stop": ["x"] * 17}, "stop"),
@@ -207,12 +233,15 @@ def test_what_would_hurt_an_engine_is_refused_by_name(
     path: str, fields: dict[str, Any], param: str
 ) -> None:
     prompts: dict[str, dict[str, Any]] = {CHAT: {"messages": HELLO}, COMPLETIONS: {"prompt": "x"}}
-    assert refused(path, prompts.get(path, {}) | fields).param == param
+    base = whole(path) if path == MESSAGE else prompts.get(path, {})
+    assert refused(path, base | fields).param == param
 
 
 def whole(path: str) -> dict[str, Any]:
     body = {"model": MODEL, "messages": HELLO, "prompt": "x", "input": "x", "tokens": [1]}
-    return {name: value for name, value in body.items() if name in TABLE[path]["properties"]}
+    known, required = TABLE[path]["properties"], TABLE[path]["required"]
+    limit = {"max_tokens": 1} if "max_tokens" in required else {}
+    return limit | {name: value for name, value in body.items() if name in known}
 
 
 def test_the_description_names_every_field_that_reaches_into_the_engine() -> None:
@@ -231,7 +260,7 @@ def test_what_reaches_into_the_engine_is_closed_and_can_be_opened(path: str, fie
 
 @each("path", INFERENCE_PATHS)
 def test_what_nobody_knows_is_left_out_or_refused_if_a_setting_says_so(path: str) -> None:
-    plain = {**whole(path), "user": "é"}
+    plain = {**whole(path), **({} if path in ANTHROPIC else {"user": "é"})}
     for name in ("client_metadata", "hermes_prior_token_ids", "\0", "x" * 300, "chat_id", "é"):
         for value in ({"a": [1.0, "é"]}, None, "x" * 900_000):
             body = json.dumps({name: value, **plain}, ensure_ascii=False).encode()

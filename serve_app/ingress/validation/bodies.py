@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from serve_app.contract import (
+    ANTHROPIC,
     CHATS,
     COMPACT,
     COMPLETIONS,
@@ -53,7 +54,9 @@ _OF_THE_ANSWER = {
     RESPONSES: ("max_output_tokens",),
 }
 """The fields that limit the answer; the first one that is set counts, as in vLLM."""
-_WITH_SCHEMAS = "response_format structured_outputs text tools chat_template_kwargs".split()
+_WITH_SCHEMAS = (
+    "response_format output_config structured_outputs text tools chat_template_kwargs".split()
+)
 _SCHEMA_WRAPPER_DEPTH = 4
 """Levels of a request around a JSON schema."""
 _COUNTED = ("Items", "Length", "Properties", "Contains")
@@ -75,7 +78,7 @@ class Parsed(NamedTuple):
     body: bytes
     """What is journalled and what an engine gets: without the fields that are ignored."""
     ignored: Sequence[str] = ()
-    """The names of the fields that nobody here knows."""
+    """The names of the fields that are known nowhere, or have no effect here."""
 
 
 class Validator:
@@ -153,6 +156,9 @@ def parse(
     _check_limits(path, request, limits)
     walker.refuse_worst(CHECKED[path])
     _check_effects(path, request, limits)
+    if path in ANTHROPIC:
+        _check_anthropics(request, limits)
+        ignored = [*ignored, *_without_effect(request)]
     if (field := _PROMPTS.get(path)) and field in request:
         _check_prompt(request[field], field, chats=path == _EMBEDDINGS)
     return Parsed(request, body, ignored)
@@ -242,7 +248,7 @@ def _check_limits(path: str, request: Mapping[str, Any], limits: RequestLimits) 
     """
     _check_sequences(path, request, limits)
     _check_schemas(request, limits)
-    for name in ("messages", "input"):
+    for name in ("messages", "input") if path not in ANTHROPIC else ():
         if isinstance(value := request.get(name), dict | list):
             _check_media(value, name, limits)
 
@@ -368,6 +374,43 @@ def _check_effects(path: str, request: Mapping[str, Any], limits: RequestLimits)
         _check_objects(text, "text", "format")
         _check_format(text.get("format"), "text.format", "schema")
     _check_format(request.get("response_format"), "response_format", "json_schema")
+
+
+_NOT_HERE = {
+    "container": "there are no containers here",
+    "mcp_servers": "MCP servers are not called from here",
+    "output_format": "use 'output_config.format' instead",
+}
+
+
+def _check_anthropics(request: Mapping[str, Any], limits: RequestLimits) -> None:
+    """Refuse what Anthropic's own servers would do beside a message, and pictures from elsewhere.
+    The arguments of calls, which may have any fields, are not looked into.
+    """
+    for name, why in _NOT_HERE.items():
+        if request.get(name):
+            raise invalid_value(name, why)
+    _check_sources(request["messages"], "messages", limits)
+    choice, tools = request.get("tool_choice") or {}, request.get("tools") or ()
+    if choice.get("type") in ("any", "tool") and not tools:
+        raise invalid_value("tool_choice", "a call is required, and there are no 'tools'")
+    if choice.get("type") == "tool" and choice.get("name") not in [tool["name"] for tool in tools]:
+        raise _no_tool("tool_choice.name", str(choice.get("name")))
+
+
+def _check_sources(content: Any, place: str, limits: RequestLimits) -> None:
+    for item in content if isinstance(content, list) else ():
+        if isinstance(item, dict):
+            source = item.get("source")
+            if isinstance(source, dict) and source.get("type") == "url":
+                _check_url(str(source.get("url")), f"{place}.source.url", limits)
+            _check_sources(item.get("content"), f"{place}.content", limits)
+
+
+def _without_effect(request: Mapping[str, Any]) -> list[str]:
+    """What is left out of the fields of a message."""
+    thinking = request.get("thinking") or {}
+    return [f"thinking.{name}" for name in ("budget_tokens", "display") if name in thinking]
 
 
 def _check_functions(tools: Sequence[Any]) -> None:

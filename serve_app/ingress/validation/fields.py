@@ -73,7 +73,7 @@ def _types(schema: Schema) -> list[str]:
 
 
 def _table(path: str) -> Schema:
-    vllm = VLLM["requests"][PATHS[path].get("of", path)]
+    vllm = VLLM["requests"].get(PATHS[path].get("of", path), {})
     meaning = PATHS[path].get("meaning", {})
     vllms = vllm.keys() & PATHS[path].get("only", vllm)
     names = {*vllms, *PATHS[path]["ours"], *VLLM["without_effect"].get(path, ()), *meaning}
@@ -128,7 +128,9 @@ def unknown_fields(path: str, request: Mapping[str, Any], limits: RequestLimits)
     found = [name for name in request if name not in known and name not in limits.allowed_fields]
     if len(found) > _MOST_UNKNOWN:
         raise too_many("fields that are not known here", _MOST_UNKNOWN)
-    for name in (name[:_NAME_CHARS] for name in found if request[name] is not None):
+    left_out = PATHS[path].get("left_out", ())
+    doubtful = [one for one in found if request[one] is not None and one not in left_out]
+    for name in (name[:_NAME_CHARS] for name in doubtful):
         if (why := _why_refused(path, name, limits)) is not None:
             raise invalid(why, name)
     return found
