@@ -50,14 +50,15 @@ async def talk(d: Door) -> None:
         result = {"type": "tool_result", "tool_use_id": used.id, "content": "It rains."}
         turns = [*CALL["messages"], told, {"role": "user", "content": [result]}]
         assert (await client.messages.create(**{**CALL, "messages": turns})).content
-        for wrong, kind in (
+        refusals: Any = (
             ({"max_tokens": 0}, anthropic.BadRequestError),
             ({"messages": [{"role": "user", "content": "x" * 9_000}]}, anthropic.BadRequestError),
             ({"model": "another"}, anthropic.NotFoundError),
-        ):
-            for stream in (False, True):
+        )
+        for wrong, kind in refusals:
+            for streamed_too in (False, True):
                 with pytest.raises(kind) as refused:
-                    await client.messages.create(**{**COUNT, **wrong}, stream=stream)  # type: ignore[call-overload]
+                    await client.messages.create(**{**COUNT, **wrong, "stream": streamed_too})
                 assert refused.value.body["type"] == "error"
         models = await client.models.list()
         assert [model.display_name for model in models.data] == ["hermes-tiny"]

@@ -163,7 +163,10 @@ def test_a_conversation_goes_on_by_the_id_of_its_last_response(service: Running)
         model=service.model, input="Why?", previous_response_id=first.id
     )
     assert counted.input_tokens == second.usage.input_tokens
-    compacted = responses.compact(model=service.model, previous_response_id=second.id)
+    short = {"max_output_tokens": 32}
+    compacted = responses.compact(
+        model=service.model, previous_response_id=second.id, extra_body=short
+    )
     assert [item.type for item in compacted.output] == ["message", "message", "compaction"]
     went_on = responses.create(input=[*compacted.output, whole[0]], **usual)
     assert went_on.usage.input_tokens > compacted.usage.output_tokens
