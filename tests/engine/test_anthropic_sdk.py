@@ -32,7 +32,7 @@ async def talk(d: Door) -> None:
     own: Any = {"base_url": url, "api_key": "none", "max_retries": 0, "timeout": 240}
     async with anthropic.AsyncAnthropic(**own) as client:
         answer = await client.messages.with_raw_response.create(**COUNT)
-        whole = answer.parse()
+        whole = await answer.parse()
         request_id = answer.headers["request-id"]
         assert request_id == answer.headers["x-request-id"]
         assert whole.id == f"msg_{request_id}"

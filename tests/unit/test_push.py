@@ -70,7 +70,7 @@ class Journal:
 class Nobody:
     """The disconnect handling, of which nothing is asked here."""
 
-    def left(self, follower: Follower, departed: bool) -> None:
+    def left(self, follower: Follower, departed: bool, facts: Any) -> None:
         pass
 
 

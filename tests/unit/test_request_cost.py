@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from serve_app.contract import MESSAGE
+from serve_app.contract import COMPACT, MESSAGE
 from serve_app.errors import RequestRefused
 from serve_app.ingress.validation.fields import INFERENCE_PATHS
 from serve_app.ingress.validation.structure import NotJson, read
@@ -136,7 +136,7 @@ def test_only_what_writes_tokens_is_charged_for_an_unknown_output(path: str) -> 
     """An embedding would cost its tenant 256 tokens that nobody writes, and its class their
     time.
     """
-    writes = path in (CHAT, COMPLETIONS, RESPONSES, MESSAGE)
+    writes = path in (CHAT, COMPLETIONS, RESPONSES, COMPACT, MESSAGE)
     for request in ({"input": "x"}, {"input": "x", "max_tokens": 4_000}):
         work = work_of(path, b"x" * 40, request)
         entry = Entry(prompt_tokens=10, max_output_tokens=work.max_output_tokens, kind=work.kind)
