@@ -1,4 +1,4 @@
-"""A value for each parameter of vLLM's three requests for text, or why none is tried.
+"""A value for each parameter of vLLM's four requests for text, or why none is tried.
 
 A parameter's value is chosen so that it would change the text that follows a cut, if another engine
 did not go on as the first one would.
@@ -129,6 +129,7 @@ MESSAGES: dict[str, dict[str, Any]] = {
     "tools": {"tools": [{"name": "f", "input_schema": SCHEMA}]},
     "top_k": EVERYWHERE["top_k"],
     "top_p": EVERYWHERE["top_p"],
+    "vllm_xargs": EVERYWHERE["vllm_xargs"],
 }
 
 UNTRIED: dict[str, str] = {
