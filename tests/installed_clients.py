@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from serve_app.local.environment import ROOT
+from tests import documented
 
 SCRIPTS = ROOT / "tests" / "clients"
 INSTALLED = ROOT / ".hermes" / "clients"
@@ -66,6 +67,24 @@ def of_node(name: str, script: str = "main.js") -> list[str]:
     ]
 
 
+def python() -> str:
+    """The interpreter of the clients for Python, which have an environment of their own."""
+    made, lock = INSTALLED / "python" / "venv" / "bin" / "python", "requirements.lock"
+    pip = [
+        str(made),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--require-hashes",
+        "--no-deps",
+        "-r",
+        lock,
+    ]
+    installed("python", lock, [sys.executable, "-m", "venv", "venv"], pip)
+    return str(made)
+
+
 def of_guidellm(*words: str) -> list[str]:
     """The command of a benchmark. Its environment has this project's packages beside its own."""
     python, lock = str(INSTALLED / "guidellm" / "venv" / "bin" / "python"), "requirements.lock"
@@ -76,19 +95,25 @@ def of_guidellm(*words: str) -> list[str]:
     return [python, "-m", "guidellm", "run", *words]
 
 
-def of_codex(url: str, model: str, home: Path, said: Path, *settings: str) -> list[str]:
-    """One turn of Codex: what the model has said is written to a file.
+def of_agent(
+    name: str, url: str, model: str, home: Path, prompt: str = "Say hi"
+) -> tuple[list[str], dict[str, str]]:
+    """The command of an agent that is set up as docs/agents.md says, and its environment.
 
     Args:
-        home: its own folder for what it keeps.
-        settings: more of its provider, as TOML.
+        home: its own folder, which gets its configuration.
     """
-    folder = installed("codex", "package-lock.json", [need("npm", "npm"), "ci"])
-    provider = [f'base_url = "{url}/v1"', 'name = "hermes"', 'wire_api = "responses"', *settings]
-    home.mkdir(exist_ok=True)
-    (home / "config.toml").write_text(
-        f'model_provider = "hermes"\nmodel = "{model}"\n[features]\nplugins = false\n'
-        "[model_providers.hermes]\n" + "\n".join(provider) + "\n"
-    )
-    binary = str(folder / "node_modules" / ".bin" / "codex")
-    return [binary, "exec", "--skip-git-repo-check", "-o", str(said), "Say hi"]
+    told = documented.section(documented.AGENTS, name)
+    for shown, used in (("http://127.0.0.1:8000", url), ("hermes-tiny", model), ("Say hi", prompt)):
+        told = told.replace(shown, used)
+    for path, text in documented.files(told):
+        file = home / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    environment = {**ENVIRONMENT, "HOME": str(home), "KEY": "none"}
+    if code := documented.blocks_of(told, "python"):
+        return [python(), "-c", *code], environment
+    folder = installed("agents", "package-lock.json", [need("npm", "npm"), "ci"]) / "node_modules"
+    binaries = [str(folder / ".bin"), str(folder / "opencode-linux-x64" / "bin")]
+    environment["PATH"] = os.pathsep.join([*binaries, ENVIRONMENT["PATH"]])
+    return ["bash", "-euc", *documented.blocks_of(told)], environment

@@ -23,7 +23,7 @@ from serve_app.contract import CHATS, COMPLETIONS, MESSAGE, RESPONSES, State
 from serve_app.ingress import exchange
 from serve_app.ingress.exchange import sign_of_life
 from serve_app.journal.entries import EntryId, RequestFacts, Summary, decode_facts
-from tests.installed_clients import ENVIRONMENT, of_codex, of_node
+from tests.installed_clients import ENVIRONMENT, of_agent, of_node
 from tests.journal.in_process import Door, door
 from tests.journal.journal_helpers import HEAD, OPENED, World
 from tests.waiting import eventually
@@ -178,7 +178,6 @@ class Sent:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.beats: list[bytes] = []
         monkeypatch.setattr(exchange, "sign_of_life", self._sign_of_life)
-        monkeypatch.setattr(timings, "FOLLOWER_SILENCE_S", 0.05)
 
     def _sign_of_life(self, *about: Any) -> bytes:
         self.beats.append(sign_of_life(*about))
@@ -192,6 +191,7 @@ class Sent:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
+    monkeypatch.setattr(timings, "FOLLOWER_SILENCE_S", 0.05)
     return Sent(monkeypatch)
 
 
@@ -200,7 +200,12 @@ Ask = Callable[[str], Awaitable[str]]
 
 
 async def answered_slowly(
-    d: Door, w: World, sent: Sent, script: Script, ask: Ask, beats: int = 2
+    d: Door,
+    w: World,
+    sent: Sent,
+    script: Script,
+    ask: Ask,
+    beats: int = 2,
 ) -> str:
     """What a client makes of a stream that waits again and again, over the death of its worker.
 
@@ -219,6 +224,7 @@ async def answered_slowly(
     await sent.more(beats)
     writer = await w.writer()
     attempt, entries = await writer.open(request_id, 1, b"one", OPENED)
+    await sent.more(beats)
     attempt.append([], [numbered(1, first)], len(first), HEAD)
     await sent.more(beats)
     after, entries = await writer.open(request_id, 2, b"two", OPENED)
@@ -341,14 +347,38 @@ def of_command(command: Sequence[str], **variables: str) -> Ask:
     return ask
 
 
+def of_codex(home: Path, *settings: str) -> Ask:
+    """What Codex says.
+
+    Args:
+        settings: more of its provider, as TOML.
+    """
+
+    async def ask(url: str) -> str:
+        command, environment = of_agent("Codex", url, MODEL, home)
+        with (home / ".codex" / "config.toml").open("a") as provider:
+            provider.writelines(f"{one}\n" for one in (*settings, "stream_max_retries = 0"))
+        return await of_command(command, **environment)(url)
+
+    return ask
+
+
+def of_node_clients() -> list[tuple[Script, Ask]]:
+    """Those for Node by each API, and what they are answered."""
+    found = []
+    for client in ("openai-node", "vercel-ai"):
+        command = [*of_node(client, "waiting.js"), "URL/v1", MODEL]
+        for api, path in (("chat", CHATS), ("responses", RESPONSES)):
+            found.append((SCRIPTS[path], of_command([*command, api])))
+    return found
+
+
 @pytest.mark.nightly  # it concerns the clients
 @pytest.mark.timeout(900)
 async def test_other_clients_do_not_see_it_either(w: World, sent: Sent) -> None:
     async with waiting_door(w) as d:
-        for client in ("openai-node", "vercel-ai"):
-            command = [*of_node(client, "waiting.js"), "URL/v1", MODEL]
-            for api, path in (("chat", CHATS), ("responses", RESPONSES)):
-                await answered_slowly(d, w, sent, SCRIPTS[path], of_command([*command, api]))
+        for script, ask in of_node_clients():
+            await answered_slowly(d, w, sent, script, ask)
 
 
 @pytest.mark.nightly  # it concerns the client
@@ -356,18 +386,7 @@ async def test_other_clients_do_not_see_it_either(w: World, sent: Sent) -> None:
 async def test_codex_waits_for_longer_than_the_silence_that_it_bears(
     w: World, sent: Sent, tmp_path: Path
 ) -> None:
-    silence = (
-        f"stream_idle_timeout_ms = {SILENCE_S * 1000}",
-        "stream_max_retries = 0",
-        "request_max_retries = 0",
-    )
-
-    async def ask(url: str) -> str:
-        home, said = tmp_path / "codex", tmp_path / "said"
-        command = of_codex(url, MODEL, home, said, *silence)
-        await of_command(command, CODEX_HOME=str(home))(url)
-        return said.read_text()
-
     async with waiting_door(w) as d:
         beats = round(1.5 * SILENCE_S / timings.FOLLOWER_SILENCE_S)
+        ask = of_codex(tmp_path, f"stream_idle_timeout_ms = {SILENCE_S * 1000}")
         await answered_slowly(d, w, sent, message, ask, beats)

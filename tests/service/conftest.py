@@ -79,7 +79,7 @@ def embedding(services: Services) -> Running:
 
 @pytest.fixture
 def agents(services: Services) -> Running:
-    """As `service`, with one engine whose model has a context for the prompts of coding agents."""
+    """As `service`, with a model that plays scripts and has a context for the prompts of agents."""
     if services.kind != "agents":
         bpe_model.make()
     return services.get("agents")

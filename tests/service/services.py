@@ -97,8 +97,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "agents": {
         "args": {
             "model": {"name": "bpe", "source": str(bpe_model.FOLDER)},
-            "engine": {"args": {"max_model_len": bpe_model.POSITIONS}},
-            "workers": {"replicas": 1},
+            "engine": {
+                "args": {
+                    "max_model_len": bpe_model.POSITIONS,
+                    "logits_processors": ["tests.scripted_model:Scripted"],
+                }
+            },
         },
         "haproxy": True,
     },

@@ -9,14 +9,13 @@ import re
 import secrets
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from tests.installed_clients import ENVIRONMENT, INSTALLED, SCRIPTS, installed, need, of_node
+from tests.installed_clients import ENVIRONMENT, INSTALLED, SCRIPTS, need, of_node, python
 from tests.service.support import CHAT, Running
 from tests.waiting import until
 
@@ -26,11 +25,7 @@ TRIES = 3
 
 
 def of_python(script: str, *words: str) -> list[str]:
-    """The command of a client for Python, which has an environment of its own."""
-    python, lock = str(INSTALLED / "python" / "venv" / "bin" / "python"), "requirements.lock"
-    made = [sys.executable, "-m", "venv", "venv"]
-    pip = [python, "-m", "pip", "install", "--quiet", "--require-hashes", "--no-deps", "-r", lock]
-    return [python, str(installed("python", lock, made, pip) / script), *words]
+    return [python(), str(INSTALLED / "python" / script), *words]
 
 
 def of_java() -> list[str]:
