@@ -251,11 +251,13 @@ class World:
 
 
 @asynccontextmanager
-async def world(url: str, namespace: str, **sections: Any) -> AsyncIterator[World]:
+async def world(
+    url: str, namespace: str, within_s: float = WHOLE_S, **sections: Any
+) -> AsyncIterator[World]:
     """A `World` during a test."""
     made = World(url, namespace, **sections)
     try:
-        async with asyncio.timeout(WHOLE_S):
+        async with asyncio.timeout(within_s):
             yield made
     finally:
         await made.stop()

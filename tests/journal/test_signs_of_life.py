@@ -24,8 +24,8 @@ from serve_app.ingress import exchange
 from serve_app.ingress.exchange import sign_of_life
 from serve_app.journal.entries import EntryId, RequestFacts, Summary, decode_facts
 from tests.installed_clients import ENVIRONMENT, of_agent, of_node
-from tests.journal.in_process import Door, door
-from tests.journal.journal_helpers import HEAD, OPENED, World
+from tests.journal.in_process import Door, door, door_of, ingress_process, settings_of
+from tests.journal.journal_helpers import HEAD, OPENED, World, world
 from tests.waiting import eventually
 
 MODEL = "hermes-tiny"
@@ -33,6 +33,7 @@ TEXT = '{"city": "Bern"}'
 HALVES = (TEXT[:9], TEXT[9:])
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 SILENCE_S = 4
+SIX_MINUTES_S = 360.0
 USAGE = {
     "input_tokens": 1,
     "input_tokens_details": {"cached_tokens": 0},
@@ -206,11 +207,14 @@ async def answered_slowly(
     script: Script,
     ask: Ask,
     beats: int = 2,
+    queue_s: float = 0,
+    prefill_s: float = 0,
 ) -> str:
     """What a client makes of a stream that waits again and again, over the death of its worker.
 
     Args:
         beats: how many signs of life it gets each time.
+        queue_s: how long it waits for its first attempt; `prefill_s`: for the first output of that.
 
     Returns:
         The id of the request.
@@ -222,9 +226,11 @@ async def answered_slowly(
     (request_id,) = d.ingress.followers.request_ids
     first, rest = script(request_id)
     await sent.more(beats)
+    await asyncio.sleep(queue_s)
     writer = await w.writer()
     attempt, entries = await writer.open(request_id, 1, b"one", OPENED)
     await sent.more(beats)
+    await asyncio.sleep(prefill_s)
     attempt.append([], [numbered(1, first)], len(first), HEAD)
     await sent.more(beats)
     after, entries = await writer.open(request_id, 2, b"two", OPENED)
@@ -390,3 +396,31 @@ async def test_codex_waits_for_longer_than_the_silence_that_it_bears(
         beats = round(1.5 * SILENCE_S / timings.FOLLOWER_SILENCE_S)
         ask = of_codex(tmp_path, f"stream_idle_timeout_ms = {SILENCE_S * 1000}")
         await answered_slowly(d, w, sent, message, ask, beats)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+async def test_clients_with_their_usual_patience_wait_for_six_minutes(
+    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each in a queue and in a prefill, all at once, at ingresses of their own with the usual
+    pauses between signs of life.
+    """
+    sent = Sent(monkeypatch)
+
+    async def waits(w: World, name: str, client: tuple[Script, Ask], **where: float) -> None:
+        (script, ask), settings = client, settings_of(redis_url, namespace)
+        async with ingress_process(settings, name=name) as ingress, door_of(ingress) as d:
+            await answered_slowly(d, w, sent, script, ask, beats=1, **where)
+
+    async with world(redis_url, namespace, within_s=840) as w, asyncio.TaskGroup() as group:
+        for where in ("queue_s", "prefill_s"):
+            clients: list[tuple[Script, Ask]] = [
+                *of_node_clients(),
+                (message, of_codex(tmp_path / where)),
+                (anthropics_message, of_anthropic()),
+                *((SCRIPTS[path], of_openai(path)) for path in (CHATS, RESPONSES)),
+            ]
+            for number, client in enumerate(clients):
+                name = f"ingress-{where}-{number}"
+                group.create_task(waits(w, name, client, **{where: SIX_MINUTES_S}))
