@@ -91,7 +91,7 @@ class Copy:
         command = ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
         listed = subprocess.check_output(command, cwd=ROOT, text=True)
         for name in filter(None, listed.split("\0")):
-            if (ROOT / name).is_file():
+            if (ROOT / name).is_file() or (ROOT / name).is_symlink():  # to a folder
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
         waiting = folder / "tests" / "waiting.py"  # what a defect prevents need not be waited for
