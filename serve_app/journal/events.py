@@ -115,14 +115,14 @@ def error_events(reason: Reason, message: str, last: int, path: str) -> bytes:
     Chat and completions end in `[DONE]`, as vLLM's and OpenAI's do; Responses and Anthropic's
     messages have an `error` event and no `[DONE]`.
     """
-    error: dict[str, Any] = error_body(reason, message)
-    if path.endswith("/responses") or path in ANTHROPIC:
-        data = {**error["error"], "type": "error", "sequence_number": last}
-        if path in ANTHROPIC:
-            data = anthropics_error(reason, message)
-        written = escaped(msgspec.json.encode(data))
+    data: dict[str, Any] = error_body(reason, message)
+    if path in ANTHROPIC:
+        data = anthropics_error(reason, message)
+    elif path.endswith("/responses"):
+        data = {**data["error"], "type": "error", "sequence_number": last}
+    written = escaped(msgspec.json.encode(data))
+    if "type" in data:
         return b"id: %d\nevent: error\ndata: %b\n\n" % (last + 1, written)
-    written = escaped(msgspec.json.encode(error))
     return b"id: %d\ndata: %b\n\nid: %d\n%b" % (last + 1, written, last + 2, DONE)
 
 

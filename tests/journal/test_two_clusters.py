@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ ONE_OF_EACH = {"workers": {"replicas": 1}, "ingress": {"replicas": 1}}
 @asynccontextmanager
 async def a_world(w: World, namespace: str, model: str, service: str = "") -> AsyncIterator[World]:
     """The namespace as a service with other settings sees it."""
-    more = {"model": {"name": model}, "service": service, **ONE_OF_EACH}
+    more: dict[str, Any] = {"model": {"name": model}, "service": service, **ONE_OF_EACH}
     async with world(w.settings.redis.url, namespace, **more) as made:
         yield made
 
