@@ -19,7 +19,8 @@ from serve_app import timings
 from serve_app.clock import SYSTEM, Clock
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused, SettingsError
-from serve_app.policy.classes import CLASSES, PUBLIC_CLASSES, Tenant
+from serve_app.policy.classes import CLASSES, PUBLIC_CLASSES
+from serve_app.policy.tenants import Role, Tenant
 from serve_app.settings import DEFAULT_TENANT, AuthSettings
 
 log = logging.getLogger("hermes.ingress")
@@ -86,7 +87,8 @@ class ApiKeys:
         settings = self._settings
         classes = CLASSES if name in settings.critical_tenants else PUBLIC_CLASSES
         admin = not settings.required or name in settings.admin_tenants
-        return Tenant(name, key_id, classes, admin)
+        roles = (Role.INFERENCE, Role.ADMIN) if admin else (Role.INFERENCE,)
+        return Tenant(name, key_id, classes, roles)
 
     def _look(self) -> None:
         """Read the file again if it has changed; a malformed file changes nothing."""

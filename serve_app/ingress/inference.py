@@ -33,8 +33,9 @@ from serve_app.ingress.validation.headers import (
 from serve_app.ingress.validation.structure import PIECE_BYTES
 from serve_app.journal.entries import RequestFacts, RequestLine
 from serve_app.observability.tracing import SERVER, Span, Tracing
-from serve_app.policy.classes import CLASSES, DEFAULT_CLASS, PUBLIC_CLASSES, SERVICE_TIERS, Tenant
+from serve_app.policy.classes import CLASSES, DEFAULT_CLASS, PUBLIC_CLASSES, SERVICE_TIERS
 from serve_app.policy.placement import session_key
+from serve_app.policy.tenants import Tenant
 from serve_app.policy.work import work_of
 from serve_app.settings import Settings
 

@@ -30,14 +30,12 @@ ended; all of it if no worker has worked on it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, nsmallest
 from itertools import count
 from typing import Generic, NamedTuple, TypeVar
 
-from serve_app.contract import Reason
-from serve_app.errors import RequestRefused
 from serve_app.policy.prediction import Claimed
 
 C = TypeVar("C", bound=Claimed)
@@ -252,24 +250,6 @@ class Heap(Generic[C]):
 
     def __iter__(self) -> Iterator[Waiting[C]]:
         return (item for _, _, item in self._items if not item.removed)
-
-
-class Tenant(NamedTuple):
-    """Whose request it is, and what its API key permits."""
-
-    id: str
-    key_id: str = ""
-    """How the API key is named where the key itself must not stand: `key_` and the first 12 digits
-    of its hash. Empty if no API key is required.
-    """
-    classes: Collection[str] = PUBLIC_CLASSES
-    admin: bool = False
-
-    def check_admin(self, what: str, instead: str = "") -> None:
-        """Refuse what is for operators to all other tenants: `key_not_permitted`."""
-        if not self.admin:
-            message = f"{what} for those in auth.admin_tenants{instead}."
-            raise RequestRefused(Reason.KEY_NOT_PERMITTED, message)
 
 
 class TenantRules(NamedTuple):

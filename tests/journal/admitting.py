@@ -15,7 +15,7 @@ from serve_app.contract import Execute, IngressLease
 from serve_app.ingress.exchange import Exchange
 from serve_app.journal.entries import RequestFacts
 from serve_app.journal.followers import Follower
-from serve_app.policy.classes import Tenant
+from serve_app.policy.tenants import Tenant
 from serve_app.processes import IngressProcess
 from serve_app.settings import Settings
 from tests.journal.in_process import never

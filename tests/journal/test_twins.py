@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from serve_app.contract import IngressLease, Reason, State
 from serve_app.ingress.exchange import Exchange
 from serve_app.journal.entries import Entry
-from serve_app.policy.classes import Tenant
+from serve_app.policy.tenants import Tenant
 from serve_app.redis.keyspace import twins_key
 from serve_app.requests.lifecycle import Ended
 from tests.journal.admitting import StillIngress

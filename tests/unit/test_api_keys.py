@@ -12,7 +12,7 @@ from serve_app.clock import SYSTEM, Clock
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused, SettingsError
 from serve_app.ingress.api_keys import ApiKeys, parse
-from serve_app.policy.classes import Tenant
+from serve_app.policy.tenants import Role, Tenant
 from serve_app.settings import AuthSettings
 from tests.tables import each
 from tests.turned_clock import TurnedClock
@@ -60,7 +60,9 @@ def test_a_refused_key_is_not_repeated_in_the_error(file: Path, authorization: s
 
 
 def test_without_keys_everybody_is_one_tenant() -> None:
-    assert ApiKeys(AuthSettings()).tenant("Bearer whatever") == Tenant("default", admin=True)
+    assert ApiKeys(AuthSettings()).tenant("Bearer whatever") == Tenant(
+        "default", roles=(Role.INFERENCE, Role.ADMIN)
+    )
 
 
 def test_a_changed_file_counts_within_a_second_and_a_broken_one_not_at_all(

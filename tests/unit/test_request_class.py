@@ -11,7 +11,8 @@ from serve_app.clock import RedisClock
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
 from serve_app.ingress.inference import Submissions
-from serve_app.policy.classes import CLASSES, PUBLIC_CLASSES, Tenant
+from serve_app.policy.classes import CLASSES, PUBLIC_CLASSES
+from serve_app.policy.tenants import Tenant
 from serve_app.settings import Settings
 
 

@@ -1,0 +1,70 @@
+"""Who sends requests, and what the policy of each gives and permits. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from enum import StrEnum
+from typing import Literal, NamedTuple
+
+from serve_app.contract import Reason
+from serve_app.errors import RequestRefused
+from serve_app.policy.classes import PUBLIC_CLASSES
+
+
+class Role(StrEnum):
+    """What an API key may be used for."""
+
+    INFERENCE = "inference"
+    """Requests, and what belongs to them."""
+    METRICS = "metrics"
+    """`/metrics`, which covers all tenants."""
+    ADMIN = "admin"
+    """What covers all tenants: usage, dead letters, capacity."""
+
+
+class Limits(NamedTuple):
+    """What a tenant may use, over all its keys and all ingresses; 0: no limit."""
+
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    """Prompt and output: what is expected when a request is accepted, corrected when it ends."""
+    concurrent_requests: int = 0
+    """That wait or run."""
+    background_tokens: int = 0
+    """Prompt and expected output of the background requests that have not ended."""
+    max_output_tokens: int = 0
+    """Of one answer."""
+    tokens_per_month: int = 0
+    """Of a calendar month, UTC."""
+
+
+NO_LIMITS = Limits()
+
+
+class Tenant(NamedTuple):
+    """Whose request it is, and what its API key and its policy permit."""
+
+    id: str
+    key_id: str = ""
+    """How the API key is named where the key itself must not stand: `key_` and the first 12 digits
+    of its hash. Empty if no API key is required.
+    """
+    classes: Collection[str] = PUBLIC_CLASSES
+    roles: Collection[Role] = (Role.INFERENCE,)
+    weight: float = 1.0
+    """Its share, beside those of the others that wait."""
+    limits: Limits = NO_LIMITS
+    models: Collection[str] = ()
+    """The only ones that it may use; empty: all."""
+    overload: Literal["refuse", "async"] = "refuse"
+    """Whether its requests become background work while the breaker is open."""
+
+    @property
+    def admin(self) -> bool:
+        return Role.ADMIN in self.roles
+
+    def check_admin(self, what: str, instead: str = "") -> None:
+        """Refuse what is for operators to all other tenants: `key_not_permitted`."""
+        if not self.admin:
+            message = f"{what} for those in auth.admin_tenants{instead}."
+            raise RequestRefused(Reason.KEY_NOT_PERMITTED, message)
