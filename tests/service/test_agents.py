@@ -27,9 +27,10 @@ from tests.waiting import until
 pytestmark = pytest.mark.nightly  # it concerns the clients
 ASKED = 3
 TURNS, SAID = 10, "All ten lines are written."
-KILLED = {2: "worker", 5: "redis", 8: "engine"}
+KILLED = {2: "worker", 4: "ingress", 6: "redis", 8: "engine"}
 Call = tuple[str, dict[str, Any]]
 SHELLS: dict[str, Callable[[str], Call]] = {
+    "Claude Code": lambda command: ("Bash", {"command": command, "description": "Write a line"}),
     "Codex": lambda command: ("exec_command", {"cmd": command}),
     "OpenCode": lambda command: ("bash", {"command": command, "description": "Write a line"}),
 }

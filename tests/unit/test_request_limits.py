@@ -237,6 +237,13 @@ def test_what_would_hurt_an_engine_is_refused_by_name(
     assert refused(path, base | fields).param == param
 
 
+def test_a_tool_may_allow_long_texts() -> None:
+    """Claude Code's do; nothing is repeated for them."""
+    long = tool({"type": "string", "maxLength": 2**31 - 1})
+    body = {"model": MODEL, "messages": HELLO, "tools": [long], "tool_choice": "required"}
+    assert parse(CHAT, json.dumps(body).encode(), MODEL).request == body
+
+
 def whole(path: str) -> dict[str, Any]:
     body = {"model": MODEL, "messages": HELLO, "prompt": "x", "input": "x", "tokens": [1]}
     known, required = TABLE[path]["properties"], TABLE[path]["required"]

@@ -279,7 +279,9 @@ def _check_schemas(request: Mapping[str, Any], limits: RequestLimits) -> None:
     for name in _WITH_SCHEMAS:
         value = request.get(name)
         if isinstance(value, dict | list):
-            _check_schema(value, name, limits, limits.max_schema_depth + _SCHEMA_WRAPPER_DEPTH)
+            levels = limits.max_schema_depth + _SCHEMA_WRAPPER_DEPTH
+            # The model only reads a tool's counts, or xgrammar obeys them: all cost it as much.
+            _check_schema(value, name, limits, levels, counts=name != "tools")
             size += len(msgspec.json.encode(value))
     structured = request.get("structured_outputs")
     inner = structured if isinstance(structured, dict) else {}
@@ -304,7 +306,9 @@ def _decoded(text: str) -> Any:
         return None  # the engine's server reports what is wrong with it
 
 
-def _check_schema(value: Any, place: str, limits: RequestLimits, levels: int) -> None:
+def _check_schema(
+    value: Any, place: str, limits: RequestLimits, levels: int, counts: bool = True
+) -> None:
     if levels <= 0:
         what = "levels of nested lists and objects in a schema"
         raise too_many(what, limits.max_schema_depth, place)
@@ -314,7 +318,7 @@ def _check_schema(value: Any, place: str, limits: RequestLimits, levels: int) ->
                 most = f"longer than {limits.max_regex_chars} characters"
                 raise invalid(f"A pattern in '{place}' is {most}.", place)
             check_repeats(pattern, place, limits.max_repeats)
-        for name in _COUNTS & value.keys():
+        for name in _COUNTS & value.keys() if counts else ():
             count = value[name]
             # One of vLLM's backends unrolls repeats.
             if isinstance(count, int | float) and count > limits.max_repeats:
@@ -324,7 +328,7 @@ def _check_schema(value: Any, place: str, limits: RequestLimits, levels: int) ->
         return
     for item in value:
         if isinstance(item, dict | list):
-            _check_schema(item, place, limits, levels - 1)
+            _check_schema(item, place, limits, levels - 1, counts)
 
 
 def _check_media(value: dict[str, Any] | list[Any], field: str, limits: RequestLimits) -> None:
