@@ -57,8 +57,8 @@ KINDS: dict[str, tuple[str, Any, dict[str, dict[str, Any]], dict[str, Any]]] = {
     ),
 }
 WAYS: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0}, "sampled": {"temperature": 1.0}}
-EVERY = 5
-"""Cuts: behind every fifth entry."""
+EVERY = 12
+"""Cuts: behind every twelfth entry."""
 
 
 def test_no_parameter_is_forgotten() -> None:
