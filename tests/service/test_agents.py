@@ -1,11 +1,14 @@
 """Coding agents and benchmarks as their users install them, set up as docs/agents.md says, with the
 prompts that they send, at a service with a long context. The agents play scripts
 (tests/scripted_model.py): their tools write a line in every turn.
+
+`HERMES_TIMES=7` has each of them play seven times while processes die.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +29,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.nightly  # it concerns the clients
 ASKED = 3
+TIMES = int(os.environ.get("HERMES_TIMES", "1"))
 TURNS, SAID = 10, "All ten lines are written."
 KILLED = {2: "worker", 4: "ingress", 6: "redis", 8: "engine"}
 Call = tuple[str, dict[str, Any]]
@@ -133,7 +137,7 @@ def test_an_agent_calls_a_tool_in_each_of_ten_turns(
 
 
 @pytest.mark.disturbs
-@pytest.mark.parametrize("name", SHELLS)
+@pytest.mark.parametrize("name", [*SHELLS] * TIMES)
 def test_an_agent_does_not_notice_that_processes_die(
     agents: Running, tmp_path: Path, name: str
 ) -> None:
