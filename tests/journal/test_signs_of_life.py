@@ -140,22 +140,32 @@ def message(request_id: str) -> tuple[list[Any], list[Any]]:
 
 def anthropics_message(request_id: str) -> tuple[list[Any], list[Any]]:
     """A call, cut in the middle of its arguments."""
+    call = {"type": "tool_use", "id": "c1", "name": "f", "input": {}}
+    halves = [{"type": "input_json_delta", "partial_json": half} for half in HALVES]
+    return of_message(request_id, call, halves, "tool_use")
+
+
+def anthropics_text(request_id: str) -> tuple[list[Any], list[Any]]:
+    halves = [{"type": "text_delta", "text": half} for half in HALVES]
+    return of_message(request_id, {"type": "text", "text": ""}, halves, "end_turn")
+
+
+def of_message(
+    request_id: str, block: dict[str, Any], halves: list[dict[str, Any]], reason: str
+) -> tuple[list[Any], list[Any]]:
+    """The events of a message with one block, cut in its middle."""
     usage = {"input_tokens": 1, "output_tokens": 1}
     begun = {"id": f"msg_{request_id}", "type": "message", "role": "assistant", "content": []}
     whole = {**begun, "model": MODEL, "stop_reason": None, "stop_sequence": None, "usage": usage}
-    call = {"type": "tool_use", "id": "c1", "name": "f", "input": {}}
-    at: dict[str, Any] = {"type": "content_block_delta", "index": 0}
-    halves = [
-        {**at, "delta": {"type": "input_json_delta", "partial_json": half}} for half in HALVES
-    ]
-    ended = {"stop_reason": "tool_use", "stop_sequence": None}
+    deltas = [{"type": "content_block_delta", "index": 0, "delta": half} for half in halves]
+    ended = {"stop_reason": reason, "stop_sequence": None}
     first = [
         {"type": "message_start", "message": whole},
-        {"type": "content_block_start", "index": 0, "content_block": call},
-        halves[0],
+        {"type": "content_block_start", "index": 0, "content_block": block},
+        deltas[0],
     ]
     rest = [
-        halves[1],
+        deltas[1],
         {"type": "content_block_stop", "index": 0},
         {"type": "message_delta", "delta": ended, "usage": usage},
         {"type": "message_stop"},
@@ -239,7 +249,7 @@ async def answered_slowly(
     after.append([], [numbered(len(first) + 1, rest)], len(first) + len(rest))
     facts = decode_facts(entries[0], RequestFacts)
     after.stop(State.COMPLETED, None, Summary(facts, OPENED, 2, facts.admitted_ms), 1)
-    assert (await asked).strip() == TEXT
+    assert json.loads(await asked) == json.loads(TEXT)
     await eventually(lambda: not d.ingress.followers.request_ids)
     return request_id
 
@@ -376,7 +386,17 @@ def of_node_clients() -> list[tuple[Script, Ask]]:
         command = [*of_node(client, "waiting.js"), "URL/v1", MODEL]
         for api, path in (("chat", CHATS), ("responses", RESPONSES)):
             found.append((SCRIPTS[path], of_command([*command, api])))
-    return found
+    found.append((anthropics_message, of_command([*command, "messages"])))
+    command = [*of_node("anthropic-node", "waiting.js"), "URL", MODEL]
+    return [*found, (anthropics_message, of_command(command))]
+
+
+def of_claude_code(home: Path) -> Ask:
+    async def ask(url: str) -> str:
+        command, environment = of_agent("Claude Code", url, MODEL, home)
+        return await of_command(command, **environment)(url)
+
+    return ask
 
 
 @pytest.mark.nightly  # it concerns the clients
@@ -385,6 +405,13 @@ async def test_other_clients_do_not_see_it_either(w: World, sent: Sent) -> None:
     async with waiting_door(w) as d:
         for script, ask in of_node_clients():
             await answered_slowly(d, w, sent, script, ask)
+
+
+@pytest.mark.nightly  # it concerns the client
+@pytest.mark.timeout(900)
+async def test_claude_code_does_not_see_it_either(w: World, sent: Sent, tmp_path: Path) -> None:
+    async with waiting_door(w) as d:
+        await answered_slowly(d, w, sent, anthropics_text, of_claude_code(tmp_path))
 
 
 @pytest.mark.nightly  # it concerns the client
@@ -418,6 +445,7 @@ async def test_clients_with_their_usual_patience_wait_for_six_minutes(
             clients: list[tuple[Script, Ask]] = [
                 *of_node_clients(),
                 (message, of_codex(tmp_path / where)),
+                (anthropics_text, of_claude_code(tmp_path / f"claude-{where}")),
                 (anthropics_message, of_anthropic()),
                 *((SCRIPTS[path], of_openai(path)) for path in (CHATS, RESPONSES)),
             ]
