@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -84,6 +85,9 @@ class IngressProcess:
         )
         self._depths = QueueDepths(self.queue, base.clock)
         self.followers = Followers(settings, base.store, ingress_id, base.loops)
+        self.api_keys = ApiKeys(settings.auth, base.clock.now_s, settings.order.tenant_weights)
+        valid = base.telemetry.of("hermes_policy_valid")
+        valid.set_function(lambda: float(self.api_keys.valid))
         self.calls = DirectCalls(
             replicas, execute, self.followers.channel, self.followers.on_message
         )
@@ -103,7 +107,6 @@ class IngressProcess:
         self._validator = Validator(
             settings, lambda many: base.telemetry.count("hermes_ignored_fields", by=many)
         )
-        self._api_keys = ApiKeys(settings.auth)
         self.readiness = Readiness(
             base,
             self._me,
@@ -127,7 +130,7 @@ class IngressProcess:
             base.clock,
             base.loops,
             OrderTelemetry(base.telemetry.registry),
-            order_rules(self.settings),
+            order_rules(self.settings, self.api_keys.weights),
         )
 
     def _build_exchanges(self) -> Exchanges:
@@ -169,7 +172,7 @@ class IngressProcess:
             settings,
             inference,
             routers,
-            self._api_keys,
+            self.api_keys,
             self.connections.requests,
             self.slow_readers,
             base.telemetry,
@@ -192,6 +195,8 @@ class IngressProcess:
             self.entrance,
         )
         await self.base.start()
+        if self.settings.auth.required:
+            self.base.loops.keep("api-keys", self.api_keys.watch)
         watch, outputs_bytes = self.limits.watch, self.dispatcher.outputs_bytes
         watching = partial(watch, self._depths, self._ingresses, outputs_bytes)
         self.base.loops.keep("queue-depths", watching)
@@ -230,12 +235,17 @@ class IngressProcess:
         return len(members.of(self._me.model).ingresses), len(members.ingresses)
 
 
-def order_rules(settings: Settings) -> Rules:
+def order_rules(settings: Settings, weights: Mapping[str, float] | None = None) -> Rules:
+    """`weights`: of tenants, in place of those of the settings; they may change at any time."""
     order = settings.order
     shares = order.interactive_share, order.ageing_s, order.aged_share, order.interactive_credit
     return Rules(
         ClassRules(*shares),
-        TenantRules(order.tenant_weights, order.prompt_weight, order.output_weight),
+        TenantRules(
+            order.tenant_weights if weights is None else weights,
+            order.prompt_weight,
+            order.output_weight,
+        ),
         order.claim_ahead,
         order.short_first_ms_per_cost,
         settings.workers.max_running_requests,

@@ -1,74 +1,81 @@
-"""API keys: who may send requests, and for which tenant. Only hashes are stored, and the file may
-change at any time.
-
-A line of the file is `<tenant> sha256:<64 hex digits>`; empty lines and anything after `#` are
-ignored. A key is 256 random bits (`hermes-serve api-key`), so a plain hash is enough: no dictionary
-attack is possible. `@metrics` instead of a tenant marks a key that opens `/metrics` and nothing
-else; a tenant's key does not open `/metrics`.
+"""API keys: who may send requests, for which tenant, and what its policy permits. Only hashes are
+stored, and the keys file may change at any time (`keys_file.py` has its form).
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from serve_app import timings
-from serve_app.clock import SYSTEM, Clock
+from serve_app.clock import SYSTEM
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused, SettingsError
-from serve_app.policy.classes import CLASSES, PUBLIC_CLASSES
+from serve_app.ingress.keys_file import MAX_FILE_BYTES, KeyFacts, Policy, parse
+from serve_app.policy.classes import CLASSES
 from serve_app.policy.tenants import Role, Tenant
 from serve_app.settings import DEFAULT_TENANT, AuthSettings
 
 log = logging.getLogger("hermes.ingress")
 
-SCRAPER = "@metrics"
-"""Stands for the reader of metrics; the names of tenants contain no `@`."""
-
-_LINE = re.compile(r"(?P<tenant>@metrics|[A-Za-z0-9_.-]{1,64})\s+sha256:(?P<digest>[0-9a-f]{64})")
+_NOT_PERMITTED = {
+    Role.INFERENCE: "This API key is not for requests: its roles are {roles}.",
+    Role.METRICS: "The metrics cover all tenants and need a key of their own: ask the operator for "
+    "one (hermes-serve api-key --metrics).",
+}
 
 
 class ApiKeys:
-    """The API keys of one ingress. `SettingsError`: the file cannot be read, or a line of it is
-    malformed.
+    """The API keys of one ingress. `SettingsError`: the file cannot be read, or has a mistake.
+
+    Args:
+        now_s: Unix seconds, by which keys expire.
+        weights: of tenants, by the settings. `weights` of this object is kept up to date with those
+            of the file, which go first.
     """
 
-    def __init__(self, settings: AuthSettings, clock: Clock = SYSTEM) -> None:
-        self._clock = clock
+    def __init__(
+        self,
+        settings: AuthSettings,
+        now_s: Callable[[], float] = SYSTEM.unix_s,
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
+        self._now_s = now_s
         self._settings = settings
-        self._tenants: Mapping[bytes, str] = {}
+        self._usual_weights = weights or {}
+        self.weights = dict(self._usual_weights)
+        self._everybody = self._granted(Tenant(DEFAULT_TENANT))
+        self._keys: Mapping[bytes, KeyFacts] = {}
+        self._tenants: Mapping[str, Tenant] = {}
         self._version: tuple[int, ...] = ()
-        self._looked_s = self._clock.monotonic_s()
-        if settings.required:
-            self._read()
+        self._mistake = ""
+        if settings.required and (policy := self._changed()) is not None:
+            self._apply(policy)
 
-    def tenant(self, authorization: str) -> Tenant:
-        """Whose key the `Authorization` header contains.
+    @property
+    def valid(self) -> bool:
+        """Whether the file that is there now counts, and not one that was there before."""
+        return not self._mistake
+
+    def tenant(self, authorization: str, role: Role | None = Role.INFERENCE) -> Tenant:
+        """Whose key the `Authorization` header contains. `role`: what it must be permitted for;
+        None: whoever answers checks that.
 
         Raises:
             RequestRefused: `invalid_api_key`, `key_not_permitted`.
         """
         if not self._settings.required:
-            return self._tenant(DEFAULT_TENANT)
+            return self._everybody
         found = self._whose(authorization)
-        if found.id == SCRAPER:
-            raise RequestRefused(Reason.KEY_NOT_PERMITTED, "This API key is for /metrics only.")
+        if role is not None and role not in found.roles:
+            message = _NOT_PERMITTED[role].format(roles=", ".join(found.roles))
+            raise RequestRefused(Reason.KEY_NOT_PERMITTED, message)
         return found
 
-    def check_scraper(self, authorization: str) -> None:
-        """As `tenant`, for a key that opens `/metrics`."""
-        if self._settings.required and self._whose(authorization).id != SCRAPER:
-            raise RequestRefused(
-                Reason.KEY_NOT_PERMITTED,
-                "The metrics cover all tenants and need a key of their own: ask the operator for "
-                "one (hermes-serve api-key --metrics).",
-            )
-
     def _whose(self, authorization: str) -> Tenant:
-        self._look()
         scheme, _, key = authorization.partition(" ")
         if scheme.lower() != "bearer" or not key:
             raise RequestRefused(
@@ -78,61 +85,71 @@ class ApiKeys:
             )
         # The time of a lookup tells of digests, and nobody can choose a key for a digest.
         digest = hashlib.sha256(key.strip().encode()).digest()
-        tenant = self._tenants.get(digest)
-        if tenant is None:
+        facts = self._keys.get(digest)
+        if facts is None:
             raise RequestRefused(Reason.INVALID_API_KEY, "Incorrect API key provided.")
-        return self._tenant(tenant, f"key_{digest.hex()[:12]}")
+        if 0 < facts.expires_s <= self._now_s():
+            raise RequestRefused(Reason.INVALID_API_KEY, "This API key has expired.")
+        tenant = self._tenants[facts.tenant]
+        roles = (*facts.roles, Role.ADMIN) if tenant.admin else facts.roles
+        return tenant._replace(key_id=f"key_{digest.hex()[:12]}", roles=roles)
 
-    def _tenant(self, name: str, key_id: str = "") -> Tenant:
+    def _granted(self, tenant: Tenant) -> Tenant:
+        """With what the settings permit it."""
         settings = self._settings
-        classes = CLASSES if name in settings.critical_tenants else PUBLIC_CLASSES
-        admin = not settings.required or name in settings.admin_tenants
-        roles = (Role.INFERENCE, Role.ADMIN) if admin else (Role.INFERENCE,)
-        return Tenant(name, key_id, classes, roles)
+        admin = not settings.required or tenant.id in settings.admin_tenants
+        return tenant._replace(
+            classes=CLASSES if tenant.id in settings.critical_tenants else tenant.classes,
+            roles=(*tenant.roles, Role.ADMIN) if admin else tenant.roles,
+            weight=self.weights.get(tenant.id, 1.0),
+        )
 
-    def _look(self) -> None:
-        """Read the file again if it has changed; a malformed file changes nothing."""
-        now_s = self._clock.monotonic_s()
-        if now_s - self._looked_s < timings.KEYS_FILE_LOOK_S:
-            return
-        self._looked_s = now_s
+    async def watch(self) -> None:
+        """Read the file again whenever it has changed. A mistake in it changes nothing."""
+        while True:
+            await asyncio.sleep(timings.KEYS_FILE_LOOK_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Look once whether the file has changed."""
         try:
-            self._read()
+            # A large policy takes seconds.
+            policy = await asyncio.to_thread(self._changed)
         except SettingsError as error:
-            log.error("cannot reload API keys, keeping the old ones: %s", error)
+            if str(error) != self._mistake:
+                log.error("cannot reload API keys, keeping the old ones: %s", error)
+            self._mistake = str(error)
+        else:
+            if policy is not None:
+                self._apply(policy)
 
-    def _read(self) -> None:
+    def _apply(self, policy: Policy) -> None:
+        self.weights.clear()
+        self.weights.update({**self._usual_weights, **policy.weights})
+        self._keys = policy.keys
+        self._tenants = {name: self._granted(one) for name, one in policy.tenants.items()}
+        self._mistake = ""
+        log.info("API keys read: keys=%d tenants=%d", len(self._keys), len(self._tenants))
+
+    def _changed(self) -> Policy | None:
+        """What the file says; None if it is as it was."""
         path = Path(self._settings.keys_file)
         try:
             found = path.stat()
             version = found.st_mtime_ns, found.st_size, found.st_ino
-            if version != self._version:
-                self._version = version
-                self._tenants = parse(path.read_text(encoding="utf-8"))
-                log.info("API keys read: %d", len(self._tenants))
+            if version == self._version:
+                return None
+            self._version = version
+            if found.st_size > MAX_FILE_BYTES:
+                raise SettingsError(
+                    f"settings: auth.keys_file: '{path}' is larger than {MAX_FILE_BYTES >> 20} MiB"
+                )
+            return parse(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "It is no text"
+            if isinstance(error, OSError):
+                self._version = ()  # the same file counts again once it can be read
             raise SettingsError(
                 f"settings: auth.keys_file (or HERMES_KEYS_FILE) '{path}' cannot be read: {why}: "
                 "give it lines that hermes-serve api-key prints, on every node with an ingress"
             ) from None
-
-
-def parse(text: str) -> dict[bytes, str]:
-    """The tenant of each key, by the key's SHA-256. `SettingsError`: a line is malformed; the
-    message has its number, never its content.
-    """
-    tenants: dict[bytes, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        line = line.partition("#")[0].strip()
-        match = _LINE.fullmatch(line)
-        # The default tenant is that of all requests if no key is required.
-        if match is not None and match["tenant"] != DEFAULT_TENANT:
-            tenants[bytes.fromhex(match["digest"])] = match["tenant"]
-        elif line:
-            raise SettingsError(
-                f"settings: auth.keys_file: line {number} is not '<tenant> sha256:<64 hex digits>' "
-                "(a tenant is named "
-                f"with letters, digits, '_', '.' and '-', and not '{DEFAULT_TENANT}')"
-            )
-    return tenants

@@ -29,6 +29,7 @@ from serve_app.ingress.validation.fields import INFERENCE_PATHS
 from serve_app.ingress.validation.headers import check_headers, check_host
 from serve_app.observability.logs import about
 from serve_app.observability.metrics import Telemetry
+from serve_app.policy.tenants import Role
 from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.ingress")
@@ -36,6 +37,8 @@ log = logging.getLogger("hermes.ingress")
 _OPEN_PATHS = (*PROBES, *docs_page.OPEN_PATHS)
 """Paths that need no API key: probes have none, and a browser's address bar cannot send one."""
 _METRICS_PATH = "/metrics"
+_OF_ALL_TENANTS = "/v1/organization/"
+"""Below it, the routes check that the key is an operator's."""
 _EXPOSED = (
     "x-request-id",
     "request-id",
@@ -102,9 +105,10 @@ class Guard:
         authorization = _authorization(scope["headers"])
         path = scope["path"]
         if path == _METRICS_PATH:
-            self.api_keys.check_scraper(authorization)
+            self.api_keys.tenant(authorization, Role.METRICS)
         elif path not in _OPEN_PATHS:
-            caller = self.api_keys.tenant(authorization)
+            role = None if path.startswith(_OF_ALL_TENANTS) else Role.INFERENCE
+            caller = self.api_keys.tenant(authorization, role)
             scope["state"].update(tenant=caller.id, caller=caller)
             if not self.let_in():
                 raise RedisUnavailable("the namespace is another service's")

@@ -98,12 +98,15 @@ class InferenceEndpoint:
         query = scope["query_string"].decode("latin-1")
         with self.uploads.of(caller.id) as upload:
             body = (await upload.body(headers, receive)).removeprefix(codecs.BOM_UTF8)
-            request, body, ignored = await self.validator.parse(path, body)
+            most_output = caller.limits.max_output_tokens
+            request, body, ignored = await self.validator.parse(path, body, most_output)
             model = request.get("model")
+            served = self.submissions.settings.model.name
+            caller.check_model(model or served, served)
             if path in OF_RESPONSES and goes_on(request):
                 body = await self.conversations.whole(caller.id, body, request)
                 upload.grew(len(body))
-                request, body, _ = await self.validator.parse(path, body)
+                request, body, _ = await self.validator.parse(path, body, most_output)
             submission = self.submissions.of(
                 caller,
                 path,
@@ -241,21 +244,24 @@ class Submissions:
 def _request_class(
     caller: Tenant, path: str, headers: Mapping[str, str], request: Mapping[str, Any]
 ) -> str:
-    """What only counts may take a spare slot, so it does not wait behind what is computed."""
+    """The class that the header names; without it, that of the service tier or the highest one that
+    the caller may use. What only counts may take a spare slot, so it does not wait behind what is
+    computed.
+    """
     named = headers.get("x-hermes-class")
-    if named is None and path in COUNTING:
-        return SERVICE_TIERS["priority"]
     if named is None:
-        return SERVICE_TIERS.get(str(request.get("service_tier")), DEFAULT_CLASS)
+        tier = "priority" if path in COUNTING else str(request.get("service_tier"))
+        usual = SERVICE_TIERS.get(tier, DEFAULT_CLASS)
+        return usual if usual in caller.classes else caller.classes[0]
     if named in caller.classes:
         return named
-    public, param = ", ".join(PUBLIC_CLASSES), "x-hermes-class"
+    own = ", ".join(one for one in caller.classes if one in PUBLIC_CLASSES)
+    param = "x-hermes-class"
     if named not in CLASSES:
-        message = f"The header x-hermes-class must be one of {public}, not '{named[:40]}'."
+        message = f"The header x-hermes-class must be one of {own}, not '{named[:40]}'."
         raise RequestRefused(Reason.INVALID_REQUEST, message, param=param)
-    message = f"Requests of the class '{named}' are for the operators of this service; "
-    message += f"please use one of {public}."
-    raise RequestRefused(Reason.KEY_NOT_PERMITTED, message, param=param)
+    message = f"Requests of the class '{named}' are not permitted to this API key; please use one "
+    raise RequestRefused(Reason.KEY_NOT_PERMITTED, f"{message}of {own}.", param=param)
 
 
 def _in_background(path: str, request: Mapping[str, Any]) -> bool:

@@ -157,15 +157,18 @@ def routes(
 
     @router.get("/v1/models", summary="The models that are served")
     async def models(request: Request) -> dict[str, Any]:
+        may_use = request.state.caller.may_use
         names = dict.fromkeys([served.name, *(one for one in served.aliases if "*" not in one)])
-        data = [shown(request, name) for name in names]
-        ids = {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
-        anthropics = {**ids, "has_more": False} if "type" in data[0] else {}
+        data = [shown(request, name) for name in names if may_use(name, served.name)]
+        first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+        ids = {"first_id": first, "last_id": last, "has_more": False}
+        anthropics = ids if "anthropic-version" in request.headers else {}
         return {"object": "list", "data": data, **anthropics}
 
     @router.get("/v1/models/{model_id:path}", summary="One model")
     async def model(model_id: str, request: Request) -> dict[str, Any]:
         check_model(model_id, served.name, served.aliases)
+        request.state.caller.check_model(model_id, served.name)
         return shown(request, model_id)
 
     @router.get("/healthz", summary="This process runs")

@@ -130,6 +130,7 @@ class Telemetry(Metrics):
         self.tokens = TokenTelemetry(self.registry)
         self._called = {True: 0, False: 0}
         self.set("hermes_build_info", 1, __version__)
+        self.set("hermes_policy_valid", 1)  # an ingress knows better
         # Prometheus sees no increase to the first value of a series.
         for cause in NotResumed:
             self.of("hermes_requests_not_resumed", cause)

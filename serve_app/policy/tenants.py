@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
 from serve_app.contract import Reason
@@ -49,13 +50,14 @@ class Tenant(NamedTuple):
     """How the API key is named where the key itself must not stand: `key_` and the first 12 digits
     of its hash. Empty if no API key is required.
     """
-    classes: Collection[str] = PUBLIC_CLASSES
+    classes: Sequence[str] = PUBLIC_CLASSES
+    """The most urgent first."""
     roles: Collection[Role] = (Role.INFERENCE,)
     weight: float = 1.0
     """Its share, beside those of the others that wait."""
     limits: Limits = NO_LIMITS
     models: Collection[str] = ()
-    """The only ones that it may use; empty: all."""
+    """The only ones that it may use, with `*` for any text; empty: all."""
     overload: Literal["refuse", "async"] = "refuse"
     """Whether its requests become background work while the breaker is open."""
 
@@ -63,8 +65,19 @@ class Tenant(NamedTuple):
     def admin(self) -> bool:
         return Role.ADMIN in self.roles
 
+    def may_use(self, model: str, served: str) -> bool:
+        """Whether it may use a model by a name, of which `served` is the model's own."""
+        names = {model, served}
+        return not self.models or any(fnmatchcase(n, one) for n in names for one in self.models)
+
+    def check_model(self, model: str, served: str) -> None:
+        """Refuse a model that it may not use as one that does not exist: `model_not_found`."""
+        if not self.may_use(model, served):
+            message = f"The model '{model}' does not exist or you do not have access to it."
+            raise RequestRefused(Reason.MODEL_NOT_FOUND, message, param="model")
+
     def check_admin(self, what: str, instead: str = "") -> None:
         """Refuse what is for operators to all other tenants: `key_not_permitted`."""
         if not self.admin:
-            message = f"{what} for those in auth.admin_tenants{instead}."
+            message = f"{what} for the role admin, and those in auth.admin_tenants{instead}."
             raise RequestRefused(Reason.KEY_NOT_PERMITTED, message)

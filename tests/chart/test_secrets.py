@@ -14,7 +14,7 @@ import helm_python
 import pytest
 import yaml
 
-from serve_app.ingress.api_keys import SCRAPER, parse
+from serve_app.ingress.keys_file import SCRAPER, parse
 from tests.chart import kinds
 from tests.chart.charts import (
     CHART,
@@ -90,10 +90,11 @@ def test_the_keys_are_those_that_the_file_has(folder: Path) -> None:
     objects = installed(folder, {})
     secret = one(objects, "Secret", "hermes-keys")
     made = entries(secret)
-    tenants = parse(made.pop("keys"))
-    whose = {name: tenants[hashlib.sha256(key.encode()).digest()] for name, key in made.items()}
+    keys = parse(made.pop("keys")).keys
+    found = {name: keys[hashlib.sha256(key.encode()).digest()] for name, key in made.items()}
+    whose = {name: facts.tenant for name, facts in found.items()}
     assert whose == {"api-key": "client", "test-key": "helm-test", "metrics-key": SCRAPER}
-    assert len(tenants) == len(set(made.values())) == 3
+    assert len(keys) == len(set(made.values())) == 3
     assert all(re.fullmatch("hk-[A-Za-z0-9]{43}", key) for key in made.values())
     assert secret["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
 

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from serve_app.clock import SYSTEM, Clock
+from serve_app.clock import SYSTEM
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused, SettingsError
-from serve_app.ingress.api_keys import ApiKeys, parse
+from serve_app.ingress.api_keys import ApiKeys
+from serve_app.ingress.keys_file import parse
 from serve_app.policy.tenants import Role, Tenant
 from serve_app.settings import AuthSettings
 from tests.tables import each
-from tests.turned_clock import TurnedClock
+
+
+def digest(key: str) -> str:
+    return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
 
 
 def line(tenant: str, key: str) -> str:
-    return f"{tenant} sha256:{hashlib.sha256(key.encode()).hexdigest()}\n"
+    return f"{tenant} {digest(key)}\n"
 
 
 @pytest.fixture
@@ -31,8 +37,8 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def made(file: Path, clock: Clock = SYSTEM) -> ApiKeys:
-    return ApiKeys(AuthSettings(required=True, keys_file=str(file)), clock)
+def made(file: Path, now_s: Callable[[], float] = SYSTEM.unix_s) -> ApiKeys:
+    return ApiKeys(AuthSettings(required=True, keys_file=str(file)), now_s)
 
 
 def test_a_key_tells_its_tenant_and_a_tenant_may_have_several(file: Path) -> None:
@@ -65,26 +71,33 @@ def test_without_keys_everybody_is_one_tenant() -> None:
     )
 
 
-def test_a_changed_file_counts_within_a_second_and_a_broken_one_not_at_all(
+def test_a_changed_file_counts_once_it_is_looked_at_and_a_broken_one_not_at_all(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock = TurnedClock()
-    keys = made(file, clock)
+    keys = made(file)
     file.write_text(line("acme", "hk-9"))
     assert keys.tenant("Bearer hk-1").id == "acme", "a file is looked at once a second"
-    clock.now_s += 1.1
+    asyncio.run(keys.look())
     assert keys.tenant("Bearer hk-9").id == "acme"
     with pytest.raises(RequestRefused):
         keys.tenant("Bearer hk-1")
     file.write_text("acme hk-in-the-clear\n")
-    clock.now_s += 1.1
     with caplog.at_level(logging.ERROR):
-        assert keys.tenant("Bearer hk-9").id == "acme"
+        for _ in range(3):
+            asyncio.run(keys.look())
+    assert keys.tenant("Bearer hk-9").id == "acme"
+    assert not keys.valid
+    assert len(caplog.records) == 1
     assert "line 1" in caplog.text
     assert "hk-in-the-clear" not in caplog.text
     file.unlink()
-    clock.now_s += 1.1
+    for _ in range(2):
+        asyncio.run(keys.look())
+    assert len(caplog.records) == 2
     assert keys.tenant("Bearer hk-9").id == "acme"
+    file.write_text(line("acme", "hk-9"))
+    asyncio.run(keys.look())
+    assert keys.valid
 
 
 @each(
@@ -105,15 +118,15 @@ def test_a_line_that_makes_no_sense_is_named_by_its_number(text: str) -> None:
 def test_metrics_need_a_key_of_their_own_kind_that_opens_nothing_else(file: Path) -> None:
     file.write_text(file.read_text() + line("@metrics", "hk-m"))
     keys = made(file)
-    keys.check_scraper("Bearer hk-m")
-    for call, authorization in ((keys.tenant, "Bearer hk-m"), (keys.check_scraper, "Bearer hk-1")):
+    keys.tenant("Bearer hk-m", Role.METRICS)
+    for role, authorization in ((Role.INFERENCE, "Bearer hk-m"), (Role.METRICS, "Bearer hk-1")):
         with pytest.raises(RequestRefused) as refused:
-            call(authorization)
+            keys.tenant(authorization, role)
         assert (refused.value.status, refused.value.reason) == (403, Reason.KEY_NOT_PERMITTED)
     with pytest.raises(RequestRefused) as refused:
-        keys.check_scraper("Bearer hk-wrong")
+        keys.tenant("Bearer hk-wrong", Role.METRICS)
     assert refused.value.reason is Reason.INVALID_API_KEY
-    ApiKeys(AuthSettings()).check_scraper("")  # where no key is required
+    ApiKeys(AuthSettings()).tenant("", Role.METRICS)  # where no key is required
 
 
 @each("name, why", [("none", "No such file"), ("", "Is a directory"), ("binary", "It is no text")])
@@ -141,3 +154,28 @@ def test_a_key_permits_what_the_settings_say_of_its_tenant(tmp_path: Path) -> No
     assert (other.admin, "critical" in other.classes) == (False, False)
     with pytest.raises(RequestRefused, match=r"admin_tenants; ask\."):
         other.check_admin("That is", "; ask")
+
+
+def test_an_expired_key_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(
+        f"tenants: {{a: {{keys: [{{hash: {digest('hk-1')}, expires: 1970-01-01T00:16:40Z}}]}}}}"
+    )
+    now_s = [999.9]
+    keys = made(tmp_path / "keys", lambda: now_s[0])
+    assert keys.tenant("Bearer hk-1").id == "a"
+    now_s[0] = 1000.0
+    with pytest.raises(RequestRefused, match="has expired") as refused:
+        keys.tenant("Bearer hk-1")
+    assert refused.value.status == 401
+
+
+def test_the_files_weights_go_before_the_settings_and_change_with_it(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("tenants: {a: {weight: 4}, b: {}}")
+    settings = AuthSettings(required=True, keys_file=str(file))
+    keys = ApiKeys(settings, weights={"a": 2.0, "c": 3.0})
+    weights = keys.weights
+    assert weights == {"a": 4.0, "c": 3.0}
+    file.write_text("tenants: {b: {weight: 0.5}}")
+    asyncio.run(keys.look())
+    assert weights == {"a": 2.0, "b": 0.5, "c": 3.0}

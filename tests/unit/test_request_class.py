@@ -17,7 +17,8 @@ from serve_app.settings import Settings
 
 
 def submitted(tenant: str = "acme", header: str = "", **request: Any) -> Submission:
-    whose = Tenant(tenant, classes=CLASSES if tenant == "ops" else PUBLIC_CLASSES)
+    classes = {"ops": CLASSES, "low": CLASSES[2:]}.get(tenant, PUBLIC_CLASSES)
+    whose = Tenant(tenant, classes=classes)
     headers = {"x-hermes-class": header} if header else {}
     made = Submissions(Settings(), "wake", RedisClock())
     return made.of(whose, "/v1/completions", "", headers, b"{}", request, "")
@@ -55,3 +56,25 @@ def test_an_unknown_class_is_refused_without_naming_the_operators_own() -> None:
 def test_the_estimate_of_the_work_is_taken_from_body_and_limit() -> None:
     assert submitted(max_tokens=7).work.max_output_tokens == 7
     assert submitted(max_completion_tokens=True).work.max_output_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("tier", "header", "expected"),
+    [
+        ("priority", "", "standard"),
+        (None, "", "standard"),
+        ("flex", "", "batch"),
+        (None, "batch", "batch"),
+    ],
+)
+def test_a_tier_above_the_highest_class_goes_at_that(
+    tier: str | None, header: str, expected: str
+) -> None:
+    found = submitted("low", header, service_tier=tier).facts.request_class
+    assert found == expected
+
+
+def test_a_header_above_the_highest_class_is_refused_with_those_that_are_permitted() -> None:
+    with pytest.raises(RequestRefused, match="of standard, batch") as refused:
+        submitted("low", "realtime")
+    assert (refused.value.reason, refused.value.status) == (Reason.KEY_NOT_PERMITTED, 403)

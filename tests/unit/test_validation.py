@@ -12,6 +12,7 @@ from serve_app.errors import RequestRefused
 from serve_app.ingress.validation.bodies import parse
 from serve_app.ingress.validation.fields import INFERENCE_PATHS, PATHS
 from serve_app.ingress.validation.headers import check_content_type, check_headers
+from serve_app.policy.work import work_of
 from tests.tables import each
 
 MODEL = "hermes-tiny"
@@ -304,3 +305,46 @@ def test_a_compaction_needs_an_input_or_an_earlier_response_and_is_no_stream() -
     for name in ("stream", "store", "background"):
         error = refused(path, {"input": "Hi", name: True})
         assert (error.param, error.message) == (name, f"Unknown parameter: '{name}'.")
+
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+
+
+@each(
+    "path, given, wanted",
+    [
+        (CHAT, {}, {"max_tokens": 10}),
+        (CHAT, {"max_tokens": 9}, {}),
+        (CHAT, {"max_tokens": 11}, {"max_tokens": 10}),
+        (CHAT, {"max_tokens": None}, {"max_tokens": 10}),
+        (CHAT, {"max_completion_tokens": 11}, {"max_completion_tokens": 10}),
+        (CHAT, {"max_completion_tokens": 5, "max_tokens": 11}, {}),
+        (COMPLETION, {}, {"max_tokens": 10}),  # without a limit, vLLM writes 16
+        (COMPLETION, {"max_completion_tokens": 11}, {"max_tokens": 10}),
+        (COMPLETION, {"max_completion_tokens": 5, "max_tokens": 11}, {"max_tokens": 5}),
+        (COMPLETION, {"max_tokens": 0, "echo": True}, {}),
+        ("/v1/responses", {"max_output_tokens": 11}, {"max_output_tokens": 10}),
+        ("/v1/responses/compact", {}, {"max_output_tokens": 10}),
+        ("/v1/messages", {"max_tokens": 11}, {"max_tokens": 10}),
+        ("/v1/embeddings", {}, {}),
+        ("/v1/messages/count_tokens", {}, {}),
+    ],
+)
+def test_an_answer_is_cut_to_what_its_tenant_may_have(
+    path: str, given: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    prompt: dict[str, Any] = {"prompt" if path == COMPLETION else "input": "Hi"}
+    if "chat" in path or "messages" in path:
+        prompt = {"messages": [{"role": "user", "content": "Hi"}]}
+    sent = {"model": "m", **prompt}
+    parsed = parse(path, json.dumps(sent | given).encode(), "m", most_output=10)
+    body = json.loads(parsed.body)
+    left = {"max_completion_tokens"} if path == COMPLETION else set()
+    assert body == {k: v for k, v in {**sent, **given}.items() if k not in left} | wanted
+    limit = next(iter(wanted.values()), None)
+    assert limit is None or work_of(path, parsed.body, parsed.request).max_output_tokens <= limit
+
+
+def test_without_16_tokens_to_cut_a_completion_stays_as_it_is() -> None:
+    body = b'{"model": "m", "prompt": "Hi"}'
+    assert parse(COMPLETION, body, "m", most_output=16).body == body

@@ -19,6 +19,7 @@ from serve_app.contract import (
     CHATS,
     COMPACT,
     COMPLETIONS,
+    MESSAGE,
     OF_RESPONSES,
     RESPONSES,
     Reason,
@@ -54,6 +55,9 @@ _OF_THE_ANSWER = {
     RESPONSES: ("max_output_tokens",),
 }
 """The fields that limit the answer; the first one that is set counts, as in vLLM."""
+_MAY_BE_CUT = {**_OF_THE_ANSWER, COMPACT: ("max_output_tokens",), MESSAGE: ("max_tokens",)}
+_USUAL_TOKENS = {COMPLETIONS: 16}
+"""Of an answer whose request has no limit, where that is not what the context leaves."""
 _WITH_SCHEMAS = (
     "response_format output_config structured_outputs text tools chat_template_kwargs".split()
 )
@@ -99,8 +103,12 @@ class Validator:
         """Of a prompt and its answer, in the engine that takes the most; 0 if none says so."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="validator")
 
-    async def parse(self, path: str, body: bytes) -> Parsed:
-        given = (path, body, self._model.name, self._limits, self._model.aliases)
+    async def parse(self, path: str, body: bytes, most_output: int = 0) -> Parsed:
+        """See the function. `most_output`: tokens that the caller may have in an answer; 0: any
+        number.
+        """
+        its = self._model
+        given = (path, body, its.name, self._limits, its.aliases, most_output)
         if len(body) <= _AT_ONCE_BYTES:
             parsed = parse(*given)
         else:
@@ -121,10 +129,12 @@ def parse(
     model: str,
     limits: RequestLimits = _DEFAULT_LIMITS,
     aliases: Collection[str] = (),
+    most_output: int = 0,
 ) -> Parsed:
     """Parse and validate a body as a JSON object. Refuses it with `malformed_json`,
     `invalid_request` or `model_not_found`, in OpenAI's wording where it has one. The body that it
-    returns has the name `model` also where the request has one of the `aliases`.
+    returns has the name `model` also where the request has one of the `aliases`, and asks for
+    `most_output` tokens where the request asks for more, or does not say.
     """
     if path == "/tokenize" and len(body) > limits.max_tokenize_bytes:
         raise too_many("bytes", limits.max_tokenize_bytes)
@@ -156,6 +166,10 @@ def parse(
     _check_limits(path, request, limits)
     walker.refuse_worst(CHECKED[path])
     _check_effects(path, request, limits)
+    if cut := _cut_to(most_output, path, request):
+        request |= cut
+        meant = PATHS[path].get("meaning", {})
+        body = rewritten(path, body, (), {meant.get(name, name): most_output for name in cut})
     if path in ANTHROPIC:
         _check_anthropics(request, limits)
         ignored = [*ignored, *_without_effect(request)]
@@ -181,6 +195,19 @@ def _check_forbidden(request: Mapping[str, Any], limits: RequestLimits) -> None:
     if request.get("priority"):
         advice = "Set the priority with the header x-hermes-class or with service_tier."
         raise invalid(advice, "priority")
+
+
+def _cut_to(most: int, path: str, request: Mapping[str, Any]) -> Mapping[str, int]:
+    """The limit of the answer that a request must have instead of its own."""
+    names = _MAY_BE_CUT.get(path, ()) if most else ()
+    if not names:
+        return {}
+    for name in names:
+        if request.get(name) is not None:
+            return {name: most} if request[name] > most else {}
+    unsaid = request.keys().isdisjoint(names)
+    usual = _USUAL_TOKENS.get(path, 0) if unsaid else 0
+    return {} if 0 < usual <= most else {names[-1]: most}
 
 
 def _check_prompt(prompt: Any, field: str, chats: bool) -> None:

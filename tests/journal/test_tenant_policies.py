@@ -1,0 +1,205 @@
+"""What a tenant's policy permits, over HTTP: models, classes, roles, the length of answers; and
+what belongs to another tenant.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.journal.in_process import Door, door, in_process, settings_of
+from tests.waiting import eventually
+
+
+def written(folder: Path, **tenants: dict[str, Any]) -> dict[str, Any]:
+    """The section `auth`, with a policy in which each tenant has a key of its own name, and one
+    `<tenant>-<role>` of each further role.
+    """
+
+    def key(text: str, role: str) -> dict[str, Any]:
+        return {"hash": f"sha256:{hashlib.sha256(text.encode()).hexdigest()}", "roles": [role]}
+
+    found = {
+        name: {
+            **fields,
+            "keys": [
+                key(name, "inference"),
+                *(key(f"{name}-{role}", role) for role in ("metrics", "admin")),
+            ],
+        }
+        for name, fields in tenants.items()
+    }
+    (folder / "keys").write_text(json.dumps({"tenants": found}))
+    return {"required": True, "keys_file": str(folder / "keys")}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def sent(d: Door, path: str, key: str, **fields: Any) -> Any:
+    headers = {**bearer(key), **fields.pop("headers", {})}
+    return await d.http.post(path, json=fields, headers=headers)
+
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+async def test_everything_of_a_tenant_is_unknown_to_every_other(
+    redis_url: str, namespace: str, tmp_path: Path
+) -> None:
+    auth = written(tmp_path, a={}, b={})
+    async with in_process(settings_of(redis_url, namespace, auth=auth)) as d:
+        chat = await sent(
+            d, "/v1/chat/completions", "a", model="hermes-tiny", messages=MESSAGES, store=True
+        )
+        response = await sent(  # the simulated engine has none, but it is stored
+            d, "/v1/responses", "a", model="hermes-tiny", input="Hi", background=True
+        )
+        chat_id, response_id = chat.json()["id"], response.json()["id"]
+        its = [chat.headers["x-request-id"], response_id.removeprefix("resp_")]
+        paths = [
+            *(f"/v1/requests/{one}{part}" for one in its for part in ("", "/events")),
+            f"/v1/responses/{response_id}",
+            f"/v1/responses/{response_id}/input_items",
+            f"/v1/chat/completions/{chat_id}",
+            f"/v1/chat/completions/{chat_id}/messages",
+        ]
+        for path in paths:
+            status = {
+                key: (await d.http.get(path, headers=bearer(key))).status_code for key in "ab"
+            }
+            assert status == {"a": 200, "b": 404}, path
+        for path in (paths[0], f"/v1/responses/{response_id}", f"/v1/chat/completions/{chat_id}"):
+            assert (await d.http.delete(path, headers=bearer("b"))).status_code == 404, path
+        never = "resp_req_" + "0" * 32
+        mine, unknown = [
+            (await sent(d, "/v1/responses", "b", input="?", previous_response_id=one)).text
+            for one in (response_id, never)
+        ]
+        assert mine == unknown.replace(never, response_id)
+        assert "not found" in mine
+        for path in ("/v1/requests", "/v1/chat/completions"):
+            lists = [(await d.http.get(path, headers=bearer(key))).json()["data"] for key in "ab"]
+            assert [bool(one) for one in lists] == [True, False], path
+
+        async def used(key: str) -> int:
+            path = f"/v1/usage?start_time={chat.json()['created']}"
+            page = await d.http.get(path, headers=bearer(key))
+            results = [one for bucket in page.json()["data"] for one in bucket["results"]]
+            return sum(one["num_model_requests"] for one in results)
+
+        await eventually(lambda: used("a"))
+        assert await used("b") == 0
+
+
+async def test_a_key_opens_what_its_roles_say(
+    redis_url: str, namespace: str, tmp_path: Path
+) -> None:
+    async with door(redis_url, namespace, auth=written(tmp_path, a={})) as d:
+        wanted = {
+            "/metrics": {"a-metrics": 200, "a": 403, "a-admin": 403, "other": 401},
+            "/v1/organization/dead_letters": {"a-admin": 200, "a": 403, "a-metrics": 403},
+            "/v1/organization/usage/completions?start_time=0": {"a-admin": 200, "a": 403},
+            "/v1/requests": {"a": 200, "a-admin": 403, "a-metrics": 403, "other": 401},
+        }
+        for path, status in wanted.items():
+            found = {
+                key: (await d.http.get(path, headers=bearer(key))).status_code for key in status
+            }
+            assert found == status, path
+        refused = await sent(d, "/v1/chat/completions", "a-admin", model="hermes-tiny")
+        assert (refused.status_code, refused.headers["x-hermes-reason"]) == (
+            403,
+            "key_not_permitted",
+        )
+        assert "its roles are admin" in refused.text
+
+
+async def test_a_model_that_is_not_permitted_does_not_exist(
+    redis_url: str, namespace: str, tmp_path: Path
+) -> None:
+    auth = written(
+        tmp_path, own={"models": ["hermes-*"]}, alias={"models": ["gpt-*"]}, none={"models": ["x"]}
+    )
+    settings = settings_of(
+        redis_url, namespace, auth=auth, model={"aliases": ["gpt-4", "claude-*"]}
+    )
+    async with in_process(settings) as d:
+
+        async def status(key: str, model: str) -> int:
+            path, fields = "/v1/chat/completions", {"model": model, "messages": MESSAGES}
+            return int((await sent(d, path, key, **fields)).status_code)
+
+        # A model's own name permits all its names.
+        assert [await status("own", one) for one in ("hermes-tiny", "gpt-4")] == [200, 200]
+        names = ("gpt-4", "hermes-tiny", "claude-3")
+        assert [await status("alias", one) for one in names] == [200, 404, 404]
+        listed = {
+            key: [
+                one["id"]
+                for one in (await d.http.get("/v1/models", headers=bearer(key))).json()["data"]
+            ]
+            for key in ("own", "alias", "none")
+        }
+        assert listed == {"own": ["hermes-tiny", "gpt-4"], "alias": ["gpt-4"], "none": []}
+        assert (await d.http.get("/v1/models/gpt-4", headers=bearer("none"))).status_code == 404
+        # A response without a model is for the one that is served.
+        assert (await sent(d, "/v1/responses", "none", input="Hi")).status_code == 404
+        theirs = await sent(
+            d, "/v1/messages", "alias", model="claude-3", messages=MESSAGES, max_tokens=5
+        )
+        assert (theirs.status_code, theirs.json()["error"]["type"]) == (404, "not_found_error")
+
+
+async def test_an_answer_and_its_class_are_cut_to_what_the_policy_permits(
+    redis_url: str, namespace: str, tmp_path: Path
+) -> None:
+    auth = written(tmp_path, a={"max_output_tokens": 3, "highest_class": "standard"})
+    async with in_process(settings_of(redis_url, namespace, auth=auth)) as d:
+        chat: dict[str, Any] = {"model": "hermes-tiny", "messages": MESSAGES}
+        for fields in ({"max_tokens": 50}, {}, {"max_tokens": 2}):
+            answer = await sent(
+                d, "/v1/chat/completions", "a", service_tier="priority", **chat, **fields
+            )
+            assert answer.headers["x-hermes-class"] == "standard"
+            assert answer.json()["usage"]["completion_tokens"] == min(
+                3, fields.get("max_tokens", 3)
+            )
+        refused = await sent(
+            d, "/v1/chat/completions", "a", headers={"x-hermes-class": "realtime"}, **chat
+        )
+        assert refused.status_code == 403
+
+
+async def test_a_mistake_keeps_the_old_policy_and_is_told_once(
+    redis_url: str, namespace: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    auth = written(tmp_path, a={}, b={"weight": 3})
+    async with door(redis_url, namespace, auth=auth, telemetry={"page_period_s": 0}) as d:
+        keys = d.ingress.api_keys
+
+        async def valid(wanted: str) -> bool:
+            page = await d.http.get("/metrics", headers=bearer("a-metrics"))
+            return re.findall(r"^hermes_policy_valid{.*} (.*)$", page.text, re.M) == [wanted]
+
+        await eventually(lambda: valid("1.0"))
+        written(tmp_path, a={"weight": -1})
+        await eventually(lambda: not keys.valid)
+        for _ in range(3):
+            await keys.look()
+        told = [one for one in caplog.records if "cannot reload API keys" in one.message]
+        assert [one.levelname for one in told] == ["ERROR"]
+        assert "tenant 'a': 'weight'" in told[0].message
+        assert (await d.http.get("/v1/requests", headers=bearer("b"))).status_code == 200
+        assert keys.weights == {"b": 3.0}
+        await eventually(lambda: valid("0.0"))
+        written(tmp_path, a={"weight": 2})
+        await eventually(lambda: keys.valid)
+        assert keys.weights == {"a": 2.0}
+        assert (await d.http.get("/v1/requests", headers=bearer("b"))).status_code == 401
