@@ -11,6 +11,7 @@ from serve_app.admission.admission import Admission
 from serve_app.admission.limits import AdmissionLimits
 from serve_app.cluster.direct_calls import CallServer, DirectCalls
 from serve_app.cluster.entrance import Entrance
+from serve_app.cluster.key_notices import KeyNotices
 from serve_app.cluster.leases import Membership
 from serve_app.cluster.members import Members
 from serve_app.cluster.replicas import Replicas
@@ -76,8 +77,9 @@ class IngressProcess:
             base.link.try_again,
         )
         self.entrance = Entrance(settings.namespace, settings.service, cluster, settings.model.name)
+        notices = KeyNotices(settings.namespace)
         self.membership = Membership(
-            base.lease_link, settings.namespace, self._on_members, base.clock, base.loops
+            base.lease_link, settings.namespace, self._on_members, base.clock, base.loops, notices
         )
         self._dead = DeadLetters(base.link, settings.namespace, settings.queue.dead_letters)
         self.queue = RequestQueue(
@@ -85,7 +87,9 @@ class IngressProcess:
         )
         self._depths = QueueDepths(self.queue, base.clock)
         self.followers = Followers(settings, base.store, ingress_id, base.loops)
-        self.api_keys = ApiKeys(settings.auth, base.clock.now_s, settings.order.tenant_weights)
+        self.api_keys = ApiKeys(
+            settings.auth, base.clock.now_s, settings.order.tenant_weights, notices
+        )
         valid = base.telemetry.of("hermes_policy_valid")
         valid.set_function(lambda: float(self.api_keys.valid))
         self.calls = DirectCalls(

@@ -236,6 +236,8 @@ STALLED_LOOK_AT_MOST_S = 5.0
 """Longest time between two searches for clients that do not read."""
 KEYS_FILE_LOOK_S = 1.0
 """Time between two checks whether the file of API keys has changed."""
+REVOKED_MS = 30 * 86_400_000
+"""How long a revoked API key is refused that a file still has."""
 READER_RENEW_S = 2.0
 """Time between two looks for readers that are to be written down."""
 READER_KNOWN_MS = 120_000

@@ -9,18 +9,17 @@ import re
 import secrets
 import sys
 
-HELP = "Create an API key: prints the key once, and the line for the keys file."
 METRICS = "@metrics"
 """Used in the keys file in place of a tenant."""
 _TENANT = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,63}")
 
 
-def show(tenant: str) -> None:
-    """Print a new key to standard error, and its line for the keys file to standard output.
+def new_key() -> str:
+    return f"hk-{secrets.token_urlsafe(32)}"
 
-    Raises:
-        ValueError: the tenant's name is not allowed; the message says why.
-    """
+
+def check(tenant: str) -> None:
+    """`ValueError`: the tenant's name is not allowed; the message says why."""
     if tenant == "default":
         raise ValueError(
             "A tenant cannot be named 'default': that name is for requests without a key."
@@ -29,6 +28,13 @@ def show(tenant: str) -> None:
         raise ValueError(
             "A tenant's name has 1 to 64 letters, digits, '_', '.' and '-', and no '-' in front."
         )
-    key = f"hk-{secrets.token_urlsafe(32)}"
+
+
+def show(tenant: str) -> None:
+    """Print a new key to standard error, and its line for the keys file to standard output; errors
+    as of `check`.
+    """
+    check(tenant)
+    key = new_key()
     print(f"key (it is shown only now): {key}", file=sys.stderr)
     print(f"{tenant} sha256:{hashlib.sha256(key.encode()).hexdigest()}")

@@ -76,10 +76,10 @@ def check_redis(
     tell = _silent if as_json else told
     until_s = SYSTEM.monotonic_s() + wait_s
     try:
-        settings = _settings("HERMES_REDIS_URL", redis_url() or RedisSettings().url, ca_file)
+        settings = settings_of("HERMES_REDIS_URL", redis_url() or RedisSettings().url, ca_file)
         logins = {"Redis": Check(settings, namespace, max_body_bytes, service)}
         if url := _url_of_gcs():
-            settings = _settings("HERMES_GCS_REDIS", url, ca_file)
+            settings = settings_of("HERMES_GCS_REDIS", url, ca_file)
             logins["Redis, for Ray's GCS"] = Check(settings, None, max_body_bytes)
         found: list[Found] = []
         for name, check in logins.items():  # up to the first that cannot be used
@@ -99,7 +99,7 @@ def state_of(
 ) -> Found:
     """What one Redis of the service is like now; `name`: where the URL stands, for the message."""
     try:
-        check = Check(_settings(name, url, ca_file), namespace, MAX_BODY_BYTES, service)
+        check = Check(settings_of(name, url, ca_file), namespace, MAX_BODY_BYTES, service)
     except SettingsError as error:
         return Found("Redis", str(error))
     return asyncio.run(_wait_for("Redis", check, SYSTEM.monotonic_s(), tell))
@@ -115,7 +115,7 @@ def _url_of_gcs() -> str:
     return address and f"{scheme or 'redis'}{slashes or '://'}{login}{host}/0"
 
 
-def _settings(variable: str, url: str, ca_file: str) -> RedisSettings:
+def settings_of(variable: str, url: str, ca_file: str) -> RedisSettings:
     try:
         return RedisSettings(url=url, ca_file=ca_file)
     except ValidationError as error:  # its own message would show the URL with the password

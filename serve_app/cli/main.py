@@ -13,8 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from serve_app import __version__
-from serve_app.cli import api_key
-from serve_app.cli.console import fail, new_app
+from serve_app.cli.console import new_app
 from serve_app.demo.arguments import arguments
 from serve_app.local import environment
 
@@ -26,6 +25,7 @@ COMMANDS = {
     "usage": ("usage", "Show what requests have used, by day or hour."),
     "deploy": ("deploy_code", "Deploy a Serve config file to a Ray cluster, with the code."),
     "dead-letters": ("dead_letters", "Show the requests that were given up; send them again."),
+    "api-key": ("api_keys", "Create, list and revoke API keys."),
     "check-redis": ("check_redis", "Wait until Redis can be used, or say why it cannot."),
 }
 """The module of each command below `serve_app.cli`, and its line in the list of commands."""
@@ -87,19 +87,6 @@ def demo(context: typer.Context) -> None:
     options = arguments(context.args)  # before anything is installed
     environment.make_any_ready(options.device)
     _go_on_as(str(environment.PYTHON), "serve_app.demo", context.args)
-
-
-@app.command("api-key", help=api_key.HELP, short_help="Create an API key.")
-def make_api_key(
-    tenant: Annotated[str, typer.Argument(help="the tenant that the key belongs to")] = "",
-    metrics: Annotated[
-        bool, typer.Option("--metrics", help="a key for /metrics and nothing else")
-    ] = False,
-) -> None:
-    try:
-        api_key.show(api_key.METRICS if metrics and not tenant else tenant)
-    except ValueError as error:
-        fail(str(error))
 
 
 for _name, (_, _line) in COMMANDS.items():

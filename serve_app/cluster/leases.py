@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.cluster.entrance import Entrance
+from serve_app.cluster.key_notices import KeyNotices
 from serve_app.cluster.members import Members, Trust
 from serve_app.contract import EngineReport, IngressLease, WorkerAddress, WorkerLease
 from serve_app.errors import RedisUnavailable
@@ -47,8 +48,10 @@ class Membership:
         on_change: Callable[[Members], None] | None = None,
         clock: RedisClock | None = None,
         loops: Loops | None = None,
+        notices: KeyNotices | None = None,
     ) -> None:
         self._link = link
+        self._notices = notices
         self._clock = clock or RedisClock()
         self._loops = loops or Loops()
         self._ingresses, self._workers = ingresses_key(namespace), workers_key(namespace)
@@ -126,8 +129,9 @@ class Membership:
                 self._certain = self._trust.judged(began_s, now_s(), (), ()).trusted
                 return
             renewals = list(self._renewals(now_ms))
+            notices = self._notices.commands(now_ms) if self._notices else []
             asked_s = now_s()
-            replies = await self._call([*renewals, *self._reads(now_ms)])
+            replies = await self._call([*notices, *renewals, *self._reads(now_ms)])
         except RedisUnavailable as error:
             if self.reachable:
                 log.warning("membership: %s", error)
@@ -136,6 +140,8 @@ class Membership:
             self._tell(replace(self.members, trusted=False, lately=frozenset()))
             return
         self.reachable = True
+        if self._notices is not None:
+            self._notices.answered(replies[len(notices) - 1], now_ms)
         if entrance is not None:
             entrance.answered(replies.pop())
         *_, clock, ingresses, workers, engines, addresses = replies

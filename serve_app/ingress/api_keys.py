@@ -12,9 +12,10 @@ from pathlib import Path
 
 from serve_app import timings
 from serve_app.clock import SYSTEM
+from serve_app.cluster.key_notices import KeyNotices
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused, SettingsError
-from serve_app.ingress.keys_file import MAX_FILE_BYTES, KeyFacts, Policy, parse
+from serve_app.ingress.keys_file import MAX_FILE_BYTES, KeyFacts, Policy, key_id_of, parse
 from serve_app.policy.classes import CLASSES
 from serve_app.policy.tenants import Role, Tenant
 from serve_app.settings import DEFAULT_TENANT, AuthSettings
@@ -35,6 +36,7 @@ class ApiKeys:
         now_s: Unix seconds, by which keys expire.
         weights: of tenants, by the settings. `weights` of this object is kept up to date with those
             of the file, which go first.
+        notices: where it is told which keys were revoked, and tells which were used.
     """
 
     def __init__(
@@ -42,7 +44,9 @@ class ApiKeys:
         settings: AuthSettings,
         now_s: Callable[[], float] = SYSTEM.unix_s,
         weights: Mapping[str, float] | None = None,
+        notices: KeyNotices | None = None,
     ) -> None:
+        self._notices = notices or KeyNotices("")
         self._now_s = now_s
         self._settings = settings
         self._usual_weights = weights or {}
@@ -88,11 +92,14 @@ class ApiKeys:
         facts = self._keys.get(digest)
         if facts is None:
             raise RequestRefused(Reason.INVALID_API_KEY, "Incorrect API key provided.")
+        if self._notices.is_revoked(digest):
+            raise RequestRefused(Reason.INVALID_API_KEY, "This API key was revoked.")
         if 0 < facts.expires_s <= self._now_s():
             raise RequestRefused(Reason.INVALID_API_KEY, "This API key has expired.")
-        tenant = self._tenants[facts.tenant]
+        tenant, key_id = self._tenants[facts.tenant], key_id_of(digest)
+        self._notices.used(key_id, self._now_s())
         roles = (*facts.roles, Role.ADMIN) if tenant.admin else facts.roles
-        return tenant._replace(key_id=f"key_{digest.hex()[:12]}", roles=roles)
+        return tenant._replace(key_id=key_id, roles=roles)
 
     def _granted(self, tenant: Tenant) -> Tenant:
         """With what the settings permit it."""

@@ -120,6 +120,11 @@ class Policy(NamedTuple):
     """Of the tenants that have one."""
 
 
+def key_id_of(digest: bytes) -> str:
+    """How an API key is named where the key itself must not stand."""
+    return f"key_{digest.hex()[:12]}"
+
+
 def is_yaml(text: str) -> bool:
     return _YAML.match(text) is not None
 
@@ -216,3 +221,54 @@ def _explained(mistake: Any) -> str:
         loc = (*loc[:-1], "?")
     place = ".".join(str(part + 1) if isinstance(part, int) else str(part) for part in loc)
     return f"'{place}': {str(mistake['msg']).removeprefix('Value error, ')}"
+
+
+# -- edits ----------------------------------------------------------------------------------------
+
+
+def with_key(text: str, tenant: str, digest: bytes, **more: Any) -> str:
+    """The text with one more key; `more`: what a policy says of it. Comments of a policy are lost.
+
+    Raises:
+        SettingsError: the file, or what it would become, has a mistake, or has lines and is to say
+            `more`.
+    """
+    parse(text)
+    key = {"hash": f"sha256:{digest.hex()}", **more}
+    if text.strip() and not is_yaml(text):
+        if more:
+            raise SettingsError(f"{_FILE}: only a policy in YAML says {', '.join(more)} of a key")
+        changed = f"{text.rstrip()}\n{tenant} {key['hash']}\n"
+    else:
+        document = document_of(text) if text.strip() else {"tenants": {}}
+        its = document["tenants"].setdefault(tenant, {})
+        its["keys"] = [*its.get("keys", ()), key]
+        changed = _dumped(document)
+    parse(changed)
+    return changed
+
+
+def without_key(text: str, key_id: str) -> tuple[str, bytes, KeyFacts]:
+    """The text without a key; its SHA-256, and what the text said of it. `SettingsError`: there is
+    none, or a mistake.
+    """
+    found = [
+        (digest, facts) for digest, facts in parse(text).keys.items() if key_id_of(digest) == key_id
+    ]
+    if len(found) != 1:
+        raise SettingsError(f"{_FILE}: {len(found) or 'no'} keys have the id '{key_id[:80]}'")
+    ((digest, facts),) = found
+    its_hash = f"sha256:{digest.hex()}"
+    if not is_yaml(text):
+        kept = [line for line in text.splitlines() if its_hash not in line.partition("#")[0]]
+        return "".join(f"{line}\n" for line in kept), digest, facts
+    document = document_of(text)
+    its = document["tenants"][facts.tenant]
+    its["keys"] = [key for key in its["keys"] if key["hash"] != its_hash]
+    return _dumped(document), digest, facts
+
+
+def _dumped(document: dict[str, Any]) -> str:
+    return yaml.safe_dump(
+        document, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120
+    )

@@ -114,6 +114,16 @@ def calls_key(namespace: str) -> str:
     return f"{namespace}:calls"
 
 
+def revoked_key(namespace: str) -> str:
+    """The digests of API keys that were revoked, by when each is forgotten."""
+    return f"{namespace}:revoked"
+
+
+def key_uses_key(namespace: str) -> str:
+    """The ids of API keys, by when each was used last, in Unix seconds."""
+    return f"{namespace}:key_uses"
+
+
 def suspect_key(namespace: str) -> str:
     """A lock under which requests that have killed engines run one at a time."""
     return f"{namespace}:suspect"

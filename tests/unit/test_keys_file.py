@@ -10,7 +10,7 @@ import pytest
 
 from serve_app.errors import SettingsError
 from serve_app.ingress import keys_file
-from serve_app.ingress.keys_file import KeyFacts, parse
+from serve_app.ingress.keys_file import KeyFacts, parse, with_key, without_key
 from serve_app.policy.tenants import Limits, Role, Tenant
 from tests.tables import each
 
@@ -153,3 +153,50 @@ def test_a_file_has_a_bounded_number_of_everything(monkeypatch: pytest.MonkeyPat
             patch.setattr(keys_file, name, most)
             with pytest.raises(SettingsError, match=said):
                 parse(text)
+
+
+def test_a_key_is_added_to_lines_and_to_a_policy_and_removed_from_both() -> None:
+    lines = with_key(f"# first\nacme {HASH}", "zeta", b"\xbb" * 32)
+    assert lines == f"# first\nacme {HASH}\nzeta {OTHER}\n"
+    text, digest, facts = without_key(lines, "key_" + "b" * 12)
+    assert (text, digest, facts.tenant) == (f"# first\nacme {HASH}\n", b"\xbb" * 32, "zeta")
+
+    for text in ("", policy("weight: 2, models: [a]")):
+        more = {"name": "ci", "roles": ["metrics"], "expires": "2027-01-31T00:00:00Z"}
+        made = with_key(text, "zeta", b"\xbb" * 32, **more)
+        facts = KeyFacts("zeta", "ci", 1_801_353_600.0, (Role.METRICS,))
+        assert parse(made).keys[b"\xbb" * 32] == facts
+        left, _, found = without_key(made, "key_" + "b" * 12)
+        assert (found, parse(left).keys) == (facts, parse(text).keys)
+        assert parse(left).tenants["zeta"] == Tenant("zeta")
+        assert parse(text).tenants.items() <= parse(left).tenants.items()
+
+
+@each(
+    "text, key_id, said",
+    [
+        (f"a {HASH}", "key_" + "b" * 12, "no keys have the id 'key_b"),
+        (f"a {HASH}\nb sha256:{'a' * 63}b", "key_" + "a" * 12, "2 keys have the id"),
+        ("a b", "key_" + "a" * 12, "line 1"),
+    ],
+)
+def test_what_is_not_one_key_is_not_removed(text: str, key_id: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        without_key(text, key_id)
+
+
+@each(
+    "text, tenant, more, said",
+    [
+        (f"a {HASH}", "a", {"name": "ci", "roles": ["admin"]}, "says name, roles of a key"),
+        (f"a {OTHER}", "b", {}, "is a key of 'a' already"),
+        ("", "a", {"roles": ["root"]}, "'keys.1.roles.1'"),
+        ("", "default", {}, "tenant 1 is not named"),
+        ("a b", "b", {}, "line 1"),
+    ],
+)
+def test_a_key_that_would_break_a_file_is_not_added(
+    text: str, tenant: str, more: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(SettingsError, match=said):
+        with_key(text, tenant, b"\xbb" * 32, **more)

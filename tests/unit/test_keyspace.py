@@ -35,6 +35,8 @@ NAMES = {
     "workers_key": "n:workers",
     "engines_key": "n:engines",
     "calls_key": "n:calls",
+    "revoked_key": "n:revoked",
+    "key_uses_key": "n:key_uses",
     "suspect_key": "n:suspect",
     "metrics_key": "n:metrics:a",
     "trial_key": "n:try:a:b",
