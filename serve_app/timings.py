@@ -238,6 +238,8 @@ KEYS_FILE_LOOK_S = 1.0
 """Time between two checks whether the file of API keys has changed."""
 REVOKED_MS = 30 * 86_400_000
 """How long a revoked API key is refused that a file still has."""
+REVOKED_LATE_MS = 60_000
+"""How much later than a newer one a revoked key may be added to those in Redis."""
 READER_RENEW_S = 2.0
 """Time between two looks for readers that are to be written down."""
 READER_KNOWN_MS = 120_000

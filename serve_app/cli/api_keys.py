@@ -82,7 +82,7 @@ def create(
         str, typer.Option(metavar="TIME", help="when it is refused, such as 2027-01-31T00:00:00Z")
     ] = "",
     role: Annotated[
-        list[str] | None, typer.Option(help="inference (the default), metrics or admin; repeatable")
+        list[str] | None, typer.Option(help="inference (the default), metrics, admin or gateway")
     ] = None,
 ) -> None:
     """Add a key to a keys file, and print it once.

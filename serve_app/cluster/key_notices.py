@@ -17,8 +17,6 @@ from serve_app.redis.keyspace import key_uses_key, revoked_key
 MAX_REVOKED = 10_000
 MAX_USES = 100_000
 _USES_AT_ONCE = 1_000
-_LATE_MS = 60_000
-"""How much later than a newer one a revoked key may be added."""
 
 
 def revoke(namespace: str, digest: bytes, now_ms: int) -> list[Command]:
@@ -65,7 +63,7 @@ class KeyNotices:
             found.append(("ZADD", self._uses_at, "GT", *uses))
             found.append(("ZREMRANGEBYRANK", self._uses_at, 0, -MAX_USES - 1))
             self._used_s = {}
-        since_ms = max(now_ms, max(self._revoked.values(), default=0) - _LATE_MS)
+        since_ms = max(now_ms, max(self._revoked.values(), default=0) - timings.REVOKED_LATE_MS)
         where = (self._revoked_at, since_ms, "+inf", "WITHSCORES", "LIMIT", 0, MAX_REVOKED)
         return [*found, ("ZRANGEBYSCORE", *where)]
 

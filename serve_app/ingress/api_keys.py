@@ -64,9 +64,17 @@ class ApiKeys:
         """Whether the file that is there now counts, and not one that was there before."""
         return not self._mistake
 
-    def tenant(self, authorization: str, role: Role | None = Role.INFERENCE) -> Tenant:
-        """Whose key the `Authorization` header contains. `role`: what it must be permitted for;
-        None: whoever answers checks that.
+    def tenant(
+        self,
+        authorization: str,
+        role: Role | None = Role.INFERENCE,
+        named: str | None = None,
+    ) -> Tenant:
+        """Whose key the `Authorization` header contains.
+
+        Args:
+            role: what it must be permitted for; None: whoever answers checks that.
+            named: the tenant whose request it is instead, if the key is a gateway's.
 
         Raises:
             RequestRefused: `invalid_api_key`, `key_not_permitted`.
@@ -74,6 +82,8 @@ class ApiKeys:
         if not self._settings.required:
             return self._everybody
         found = self._whose(authorization)
+        if named is not None and Role.GATEWAY in found.roles:
+            found = self._named(named, found)
         if role is not None and role not in found.roles:
             message = _NOT_PERMITTED[role].format(roles=", ".join(found.roles))
             raise RequestRefused(Reason.KEY_NOT_PERMITTED, message)
@@ -100,6 +110,15 @@ class ApiKeys:
         self._notices.used(key_id, self._now_s())
         roles = (*facts.roles, Role.ADMIN) if tenant.admin else facts.roles
         return tenant._replace(key_id=key_id, roles=roles)
+
+    def _named(self, name: str, gateway: Tenant) -> Tenant:
+        if name not in self._tenants:
+            message = (
+                f"The policy has no tenant '{name[:64]}' (header {self._settings.tenant_header})."
+            )
+            raise RequestRefused(Reason.KEY_NOT_PERMITTED, message)
+        roles = (Role.INFERENCE, Role.GATEWAY)
+        return self._tenants[name]._replace(key_id=gateway.key_id, roles=roles)
 
     def _granted(self, tenant: Tenant) -> Tenant:
         """With what the settings permit it."""

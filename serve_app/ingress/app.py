@@ -29,14 +29,15 @@ from serve_app.ingress.validation.fields import INFERENCE_PATHS
 from serve_app.ingress.validation.headers import check_headers, check_host
 from serve_app.observability.logs import about
 from serve_app.observability.metrics import Telemetry
-from serve_app.policy.tenants import Role
-from serve_app.settings import Settings
+from serve_app.policy.tenants import Role, Tenant
+from serve_app.settings import AuthSettings, Settings
 
 log = logging.getLogger("hermes.ingress")
 
 _OPEN_PATHS = (*PROBES, *docs_page.OPEN_PATHS)
 """Paths that need no API key: probes have none, and a browser's address bar cannot send one."""
 _METRICS_PATH = "/metrics"
+_CLASS = b"x-hermes-class"
 _OF_ALL_TENANTS = "/v1/organization/"
 """Below it, the routes check that the key is an operator's."""
 _EXPOSED = (
@@ -70,6 +71,7 @@ class Guard:
     app: FastAPI
     inference: InferenceEndpoint
     api_keys: ApiKeys
+    auth: AuthSettings
     connections: ConnectionLimit
     """To the inference paths; other requests are short."""
     slow_readers: SlowReaders
@@ -102,13 +104,11 @@ class Guard:
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_headers(scope["headers"], self.max_header_bytes)
         check_host(scope["http_version"], scope["headers"])
-        authorization = _authorization(scope["headers"])
         path = scope["path"]
         if path == _METRICS_PATH:
-            self.api_keys.tenant(authorization, Role.METRICS)
+            self.api_keys.tenant(_authorization(scope["headers"]), Role.METRICS)
         elif path not in _OPEN_PATHS:
-            role = None if path.startswith(_OF_ALL_TENANTS) else Role.INFERENCE
-            caller = self.api_keys.tenant(authorization, role)
+            caller, scope = self._caller(scope)
             scope["state"].update(tenant=caller.id, caller=caller)
             if not self.let_in():
                 raise RedisUnavailable("the namespace is another service's")
@@ -118,6 +118,20 @@ class Guard:
                 return
         scope["state"]["begun"] = True  # the framework answers a defect, and raises it afterwards
         await self.slow_readers.paced(self.app, scope, receive, send)
+
+    def _caller(self, scope: Scope) -> tuple[Tenant, Scope]:
+        """Whose request it is, and the request as its own client would send it: a gateway names the
+        tenant and the class in headers.
+        """
+        headers = scope["headers"]
+        role = None if scope["path"].startswith(_OF_ALL_TENANTS) else Role.INFERENCE
+        tenant = _value(headers, self.auth.tenant_header)
+        caller = self.api_keys.tenant(_authorization(headers), role, tenant)
+        request_class = _value(headers, self.auth.class_header)
+        if request_class is None or Role.GATEWAY not in caller.roles:
+            return caller, scope
+        others = [one for one in headers if one[0].lower() != _CLASS]
+        return caller, {**scope, "headers": [*others, (_CLASS, request_class.encode("latin-1"))]}
 
     def note(self, refusal: RequestRefused, state: dict[str, Any]) -> None:
         """Count and log a refused request."""
@@ -166,7 +180,15 @@ def build_app(
     docs_page.add_docs(app, settings.model.name)
     most_bytes, cors_origins = settings.ingress.max_header_bytes, settings.ingress.cors_origins
     guard = Guard(
-        app, inference, api_keys, connections, slow_readers, most_bytes, telemetry, let_in
+        app,
+        inference,
+        api_keys,
+        settings.auth,
+        connections,
+        slow_readers,
+        most_bytes,
+        telemetry,
+        let_in,
     )
 
     async def handle(request: Request, error: Exception) -> Response:
@@ -195,6 +217,13 @@ def build_app(
         allow_headers=("*",),
         expose_headers=_EXPOSED,
     )
+
+
+def _value(headers: Sequence[tuple[bytes, bytes]], name: str) -> str | None:
+    """The first header of a name, in lower case; None if there is none."""
+    wanted = name.encode()
+    found = (value for one, value in headers if name and one.lower() == wanted)
+    return next((value.decode("latin-1") for value in found), None)
 
 
 def _authorization(headers: Sequence[tuple[bytes, bytes]]) -> str:

@@ -21,6 +21,8 @@ class Role(StrEnum):
     """`/metrics`, which covers all tenants."""
     ADMIN = "admin"
     """What covers all tenants: usage, dead letters, capacity."""
+    GATEWAY = "gateway"
+    """Requests of any tenant of the policy, which `auth.tenant_header` names."""
 
 
 class Limits(NamedTuple):

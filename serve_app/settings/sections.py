@@ -23,6 +23,7 @@ RESOURCE = r"^[A-Za-z0-9_]*$"
 MODEL_NAME = r"^[^\p{Z}\p{Cc}\p{Cf}:]+$"
 MODEL_ALIAS = r"^[^\p{Z}\p{Cc}\p{Cf}?\[\]]+$"
 MODEL_SOURCE = r"^(/[^\p{Cc}]*|(s3|gs|az)://[^\p{Z}\p{Cc}]+|[^./~\p{Z}\p{Cc}][^/\p{Z}\p{Cc}]*(/[^/\p{Z}\p{Cc}]+)?)$"
+HEADER = r"^[a-z0-9-]{0,64}$"
 ENDPOINT = r"^(https?://[^\p{Z}\p{Cc}]+)?$"
 ORIGIN = r"^(\*|https?://[^/\p{Z}\p{Cc}]+)$"
 
@@ -39,6 +40,7 @@ FORMS = {
     MODEL_ALIAS: "takes no spaces, and none of '?', '[' and ']'",
     MODEL_SOURCE: "takes a folder by its full path, a hub id (organisation/model, no URL) or "
     "builtin:tiny",
+    HEADER: "takes the name of a header in lower-case letters, digits and '-'",
     ENDPOINT: "takes a URL such as http://collector:4318/v1/traces",
     ORIGIN: "takes '*' and origins such as https://chat.example.com",
 }
@@ -186,6 +188,10 @@ class AuthSettings(Section):
     admin_tenants: tuple[str, ...] = Field((), strict=False)
     """Tenants of operators, who read all usage and dead letters; everybody may if no API key is
     required"""
+    tenant_header: str = Field("", pattern=HEADER)
+    """Header in which a key with the role `gateway` names the tenant of a request. Default: none"""
+    class_header: str = Field("", pattern=HEADER)
+    """Header in which such a key names the class, as `x-hermes-class` does. Default: none"""
 
 
 class JournalSettings(Section):

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.journal.in_process import Door, door, in_process, settings_of
@@ -29,7 +30,7 @@ def written(folder: Path, **tenants: dict[str, Any]) -> dict[str, Any]:
             **fields,
             "keys": [
                 key(name, "inference"),
-                *(key(f"{name}-{role}", role) for role in ("metrics", "admin")),
+                *(key(f"{name}-{role}", role) for role in ("metrics", "admin", "gateway")),
             ],
         }
         for name, fields in tenants.items()
@@ -42,7 +43,7 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-async def sent(d: Door, path: str, key: str, **fields: Any) -> Any:
+async def sent(d: Door, path: str, key: str, **fields: Any) -> httpx.Response:
     headers = {**bearer(key), **fields.pop("headers", {})}
     return await d.http.post(path, json=fields, headers=headers)
 
@@ -203,3 +204,48 @@ async def test_a_mistake_keeps_the_old_policy_and_is_told_once(
         await eventually(lambda: keys.valid)
         assert keys.weights == {"a": 2.0}
         assert (await d.http.get("/v1/requests", headers=bearer("b"))).status_code == 401
+
+
+async def test_only_a_gateway_names_tenant_and_class(
+    redis_url: str, namespace: str, tmp_path: Path
+) -> None:
+    auth = written(tmp_path, a={}, b={"highest_class": "standard", "max_output_tokens": 3}) | {
+        "tenant_header": "x-tenant",
+        "class_header": "x-class",
+        "admin_tenants": ["b"],
+    }
+    async with in_process(settings_of(redis_url, namespace, auth=auth)) as d:
+        chat: dict[str, Any] = {"model": "hermes-tiny", "messages": MESSAGES, "max_tokens": 9}
+
+        async def answer(key: str, **headers: str) -> httpx.Response:
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            return await sent(d, "/v1/chat/completions", key, headers=named, **chat)
+
+        async def tenant(key: str, **headers: str) -> tuple[str, str, int]:
+            """Whose request it is, its class, and the length of the answer."""
+            found = await answer(key, **headers)
+            request = f"/v1/requests/{found.headers['x-request-id']}"
+            whose = [
+                one for one in "ab" if (await d.http.get(request, headers=bearer(one))).is_success
+            ]
+            tokens = found.json()["usage"]["completion_tokens"]
+            return "".join(whose), found.headers["x-hermes-class"], tokens
+
+        assert await tenant("a", x_tenant="b", x_class="batch") == ("a", "standard", 9)
+        assert await tenant("a-gateway", X_Tenant="a", X_Class="realtime") == ("a", "realtime", 9)
+        assert await tenant("a-gateway", x_tenant="b") == ("b", "standard", 3)
+        twice = {"x_class": "batch", "x_hermes_class": "realtime"}
+        assert await tenant("a-gateway", x_tenant="b", **twice) == ("b", "batch", 3)
+        for headers in (
+            {"x_tenant": "c"},
+            {"x_tenant": ""},
+            {"x_tenant": "b", "x_class": "realtime"},
+            {},
+        ):
+            refused = await answer("a-gateway", **headers)
+            found = refused.status_code, refused.headers["x-hermes-reason"]
+            assert found == (403, "key_not_permitted"), headers
+        # Of another tenant it sees what that tenant does, and never what is an operator's.
+        for path in ("/metrics", "/v1/organization/dead_letters"):
+            headers = {**bearer("a-gateway"), "x-tenant": "b"}
+            assert (await d.http.get(path, headers=headers)).status_code == 403, path

@@ -106,7 +106,7 @@ def test_a_file_may_have_nobody(text: str) -> None:
         (f"tenants: {{a: {{keys: [{{hash: {HASH[:-1]}}}]}}}}", "tenant 'a': 'keys.1.hash'"),
         (
             f"tenants: {{a: {{keys: [{{hash: {HASH}, roles: [root]}}]}}}}",
-            "'keys.1.roles.1'.*'admin'",
+            "'keys.1.roles.1'.*'gateway'",
         ),
         (f"tenants: {{a: {{keys: [{{hash: {HASH}, roles: []}}]}}}}", "'keys.1.roles'"),
         (f"tenants: {{a: {{keys: [{{hash: {HASH}, expires: 2027-01-31}}]}}}}", "a time such as"),
