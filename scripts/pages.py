@@ -41,6 +41,11 @@ ADVICE: dict[Reason, str] = {
     "`Retry-After`.",
     Reason.TENANT_LIMIT: "The tenant's share of the queue, or of an ingress's connections and "
     "buffers, is used up (the message says which): send fewer requests at a time, and retry.",
+    Reason.RATE_LIMIT_EXCEEDED: "The tenant's requests or tokens of this minute are used up: retry "
+    "after `Retry-After`.",
+    Reason.CONCURRENCY_LIMIT: "As many of the tenant's requests wait or run as may: retry when one "
+    "has ended.",
+    Reason.QUOTA_EXCEEDED: "The tenant's tokens of this month are used up: ask the operator.",
     Reason.CONTEXT_LENGTH_EXCEEDED: "Prompt and answer exceed the model's context: shorten the "
     "prompt or `max_tokens`.",
     Reason.TOO_MANY_CONNECTIONS: "The ingress serves as many connections as it may: retry after "

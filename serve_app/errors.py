@@ -5,9 +5,11 @@ A reason is the same word in the response header `x-hermes-reason`, in the metri
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
@@ -60,7 +62,8 @@ _REASONS = {
     413: "body_too_large",
     415: "unsupported_media_type",
     422: "idempotency_conflict",
-    429: "queue_full storage_full results_full tenant_limit too_many_connections",
+    429: "queue_full storage_full results_full tenant_limit too_many_connections "
+    "rate_limit_exceeded concurrency_limit quota_exceeded",
     431: "headers_too_large",
     499: "cancelled client_disconnected",
     500: "engine_error poison internal",
@@ -79,6 +82,7 @@ _TYPES = {
     504: "timeout_error",
 }
 """OpenAI's error types, by status; of others it is `invalid_request_error`."""
+_OWN_TYPES = {Reason.QUOTA_EXCEEDED: "insufficient_quota"}
 _OVERLOADED = 529
 _ANTHROPICS_TYPES = {
     401: "authentication_error",
@@ -93,6 +97,12 @@ _ANTHROPICS_TYPES = {
 }
 """The same of Anthropic's."""
 _RETRYABLE = {408, 429, 503, 504}
+_OF_ONE_TENANT = {
+    Reason.TENANT_LIMIT,
+    Reason.RATE_LIMIT_EXCEEDED,
+    Reason.CONCURRENCY_LIMIT,
+    Reason.QUOTA_EXCEEDED,
+}
 
 
 class HermesError(Exception):
@@ -165,6 +175,11 @@ class Fenced(HermesError):
 class RequestRefused(HermesError):
     """A request ends with an error answer: a sentence for the caller, and the offending field as
     `param`. The reason determines the HTTP status.
+
+    Args:
+        jitter: the part of `retry_after_s` by which some clients are told to come later, so that
+            those that were refused together do not retry together. None is told to come earlier.
+        more_headers: besides those that the reason has.
     """
 
     def __init__(
@@ -173,10 +188,13 @@ class RequestRefused(HermesError):
         message: str,
         param: str | None = None,
         retry_after_s: float | None = None,
+        jitter: float = 1.0,
+        more_headers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         super().__init__(message)
         self.reason, self.message = reason, message
-        self.param, self.retry_after_s = param, retry_after_s
+        self.param, self.retry_after_s, self.jitter = param, retry_after_s, jitter
+        self.more_headers = more_headers
 
     @property
     def status(self) -> int:
@@ -187,13 +205,12 @@ class RequestRefused(HermesError):
         return _status_at(path, self.reason)
 
     def headers(self) -> dict[str, str]:
-        headers = {"x-hermes-reason": str(self.reason)}
+        headers = {**self.more_headers, "x-hermes-reason": str(self.reason)}
         if self.retry_after_s is not None:
-            # Jittered, so that clients that were refused together do not retry together.
-            seconds = max(1.0, self.retry_after_s) * random.uniform(1.0, 2.0)
-            headers["retry-after"] = str(round(seconds))
+            seconds = max(1.0, self.retry_after_s) * random.uniform(1.0, 1.0 + self.jitter)
+            headers["retry-after"] = str(math.ceil(seconds))
             # OpenAI's clients read this one first.
-            headers["retry-after-ms"] = str(round(seconds * 1000))
+            headers["retry-after-ms"] = str(math.ceil(seconds * 1000))
         if self.reason is Reason.INVALID_API_KEY:
             headers["www-authenticate"] = "Bearer"
         return headers | retry_headers(self.reason)
@@ -233,7 +250,8 @@ def context_exceeded(message: str, param: str | None) -> RequestRefused:
 
 def retry_headers(reason: Reason) -> dict[str, str]:
     """What keeps OpenAI's clients from sending again what cannot succeed."""
-    return {} if _STATUS[reason] in _RETRYABLE else {"x-should-retry": "false"}
+    again = _STATUS[reason] in _RETRYABLE and reason is not Reason.QUOTA_EXCEEDED
+    return {} if again else {"x-should-retry": "false"}
 
 
 def error_body(reason: Reason, message: str, param: str | None = None) -> dict[str, Any]:
@@ -244,7 +262,7 @@ def error_body(reason: Reason, message: str, param: str | None = None) -> dict[s
     return {
         "error": {
             "message": message,
-            "type": _TYPES.get(_STATUS[reason], "invalid_request_error"),
+            "type": _OWN_TYPES.get(reason) or _TYPES.get(_STATUS[reason], "invalid_request_error"),
             "param": param,
             "code": str(reason),
         }
@@ -263,5 +281,5 @@ def anthropics_error(reason: Reason, message: str) -> dict[str, Any]:
 def _status_at(path: str, reason: Reason) -> int:
     """Anthropic's 429 is for what one tenant may; that all are too many is its 529."""
     status = _STATUS[reason]
-    others = status in (429, 503) and reason is not Reason.TENANT_LIMIT
+    others = status in (429, 503) and reason not in _OF_ONE_TENANT
     return _OVERLOADED if others and path in ANTHROPIC else status

@@ -9,6 +9,7 @@ from typing import Any
 
 from serve_app.admission.admission import Admission
 from serve_app.admission.limits import AdmissionLimits
+from serve_app.admission.tenant_limits import TenantLimits
 from serve_app.cluster.direct_calls import CallServer, DirectCalls
 from serve_app.cluster.entrance import Entrance
 from serve_app.cluster.key_notices import KeyNotices
@@ -139,7 +140,8 @@ class IngressProcess:
 
     def _build_exchanges(self) -> Exchanges:
         base, settings = self.base, self.settings
-        admission = Admission(base, self.limits, self._disconnects.unsure)
+        of_tenants = TenantLimits(self.dispatcher.output_tokens)
+        admission = Admission(base, self.limits, self._disconnects.unsure, of_tenants)
         heartbeat_s, unread = settings.ingress.heartbeat_s, self.connections.unread
         parts = Parts(self._disconnects, self._deadlines, heartbeat_s, unread)
         within_s = settings.redis.admission_timeout_s

@@ -221,6 +221,8 @@ FULL_STORAGE_RETRY_AFTER_S = 5.0
 """The same for a full Redis: memory is freed when journals expire, which takes longer."""
 KEYED_TRIES = 5
 """How often an admission with an `Idempotency-Key` tries again after another repeat was faster."""
+LIMITS_KEPT_MS = 32 * 24 * HOUR_MS
+"""How long it is known what a tenant has used of its limits, the longest of which is a month's."""
 KEY_OUTLIVES_MS = 60_000
 """How much longer the pointer of an idempotency key lives than the journal of its request."""
 

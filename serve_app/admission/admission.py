@@ -17,15 +17,18 @@ import msgspec
 
 from serve_app import timings
 from serve_app.admission.limits import AdmissionLimits
+from serve_app.admission.tenant_limits import TenantLimits
 from serve_app.contract import Reason
 from serve_app.errors import AnswerLost, RedisUnavailable, RequestRefused
 from serve_app.foundation import Foundation
 from serve_app.journal.entries import RequestFacts, RequestLine
 from serve_app.journal.store import Kept
 from serve_app.observability.logs import about
+from serve_app.policy.standing import Standing
+from serve_app.policy.tenants import NO_LIMITS, Limits
 from serve_app.policy.work import Work, output_bytes, writes_tokens
 from serve_app.requests.idempotency import KeyedRequests, Outrun, digest
-from serve_app.requests.lifecycle import Accepted, accept
+from serve_app.requests.lifecycle import Accepted, Answer, accept
 
 log = logging.getLogger("hermes.ingress")
 
@@ -54,6 +57,8 @@ class Submission(NamedTuple):
     """
     if_there_is_room: bool = False
     """Whether it is accepted, and not kept, where too much is kept already."""
+    limits: Limits = NO_LIMITS
+    """Its tenant's."""
 
 
 class Receipt(NamedTuple):
@@ -73,6 +78,8 @@ class Receipt(NamedTuple):
     """
     ended: bool = False
     """Whether a repeated request has ended already."""
+    standing: Standing | None = None
+    """What its tenant has used of its limits, if it has any."""
 
 
 @dataclass(eq=False)
@@ -82,6 +89,7 @@ class Admission:
     base: Foundation
     limits: AdmissionLimits
     unsure: Unsure
+    of_tenants: TenantLimits
     _kept_of: dict[str, tuple[float, Kept]] = field(default_factory=dict, init=False)
     """What is kept of each tenant, and when that was read."""
 
@@ -96,6 +104,7 @@ class Admission:
 
         Raises:
             RequestRefused: `queue_full`, `tenant_limit`, `storage_full`, `results_full`,
+                `rate_limit_exceeded`, `concurrency_limit`, `quota_exceeded`,
                 `idempotency_conflict`, `journal_lost` if the submission continues what is not
                 there.
             RedisUnavailable: Redis cannot be reached.
@@ -119,6 +128,7 @@ class Admission:
         submission = submission._replace(facts=facts)
         key = (facts.tenant, submission.idempotency_key)
         held = await self._keyed.held(*key) if submission.seen else self._keyed.presumed(*key)
+        standing: Standing | None = None
         for _ in range(timings.KEYED_TRIES):
             if held.facts is not None and not _same(held.facts, facts):
                 raise RequestRefused(
@@ -130,7 +140,8 @@ class Admission:
             if held.stands:
                 request_id, extra = held.request_id, about(held.request_id, facts.tenant)
                 log.info("request %s joined again by its Idempotency-Key", request_id, extra=extra)
-                return Receipt(request_id, held.facts or facts, lambda: None, True, held.ended)
+                its = held.facts or facts
+                return Receipt(request_id, its, lambda: None, True, held.ended, standing)
             if submission.seen:
                 raise RequestRefused(
                     Reason.JOURNAL_LOST,
@@ -140,8 +151,8 @@ class Admission:
             try:
                 send = partial(self._keyed.accept, held)
                 return await self._accept(held.request_id, submission, send)
-            except Outrun:
-                pass
+            except Outrun as outrun:
+                standing = outrun.standing
             except RequestRefused:  # which a repeat is not, however many requests wait
                 if not held.presumed:
                     raise
@@ -152,9 +163,16 @@ class Admission:
         self,
         request_id: str,
         submission: Submission,
-        send: Callable[[Accepted], Awaitable[str]],
+        send: Callable[[Accepted], Awaitable[Answer]],
     ) -> Receipt:
-        facts, line, body, work, *_ = submission
+        _, line, body, work, *_ = submission
+        limits, path = submission.limits, line.path
+        facts = self.of_tenants.reserve(submission.facts, work, limits, path)
+        if self.of_tenants.asks_first(facts, limits, path):
+            answer = await send(Accepted(request_id, line, body, facts, work, limits, asks=True))
+            self.of_tenants.check(facts, answer.standing, path)
+            if answer.request_id:
+                return self._joined(answer, facts)
         if facts.kept and not await self._may_keep(facts.tenant, submission.if_there_is_room):
             facts = msgspec.structs.replace(facts, retention_s=0.0, body_bytes=0)
         writes_bytes = output_bytes(work.kind, work.max_output_tokens, work.sequences)
@@ -162,7 +180,8 @@ class Admission:
         place = self.limits.enter(facts.tenant, facts.request_class, *size)
         begun = partial(self.limits.leave, place)
         try:
-            its_id = await send(Accepted(request_id, line, body, facts, work))
+            answer = await send(Accepted(request_id, line, body, facts, work, limits))
+            self.of_tenants.check(facts, answer.standing, path)
         except (AnswerLost, asyncio.CancelledError):
             # Redis may have received it nevertheless, or may still receive it.
             self.unsure(request_id, facts, begun)
@@ -172,16 +191,20 @@ class Admission:
             raise
         finally:
             self.limits.answered(place)
-        if its_id != request_id:
+        if answer.request_id != request_id:
             begun()
-            self.base.telemetry.count("hermes_requests_joined")
-            extra = about(its_id, facts.tenant, trace=facts.trace)
-            log.info("request %s joined by its client: its ingress has died", its_id, extra=extra)
-            return Receipt(its_id, facts, lambda: None, repeat=True)
+            return self._joined(answer, facts)
         self.base.telemetry.count("hermes_requests_admitted", facts.request_class)
         extra = about(request_id, facts.tenant, trace=facts.trace)
         log.debug("request %s admitted: %s", request_id, facts.request_class, extra=extra)
-        return Receipt(request_id, facts, begun)
+        return Receipt(request_id, facts, begun, standing=answer.standing)
+
+    def _joined(self, answer: Answer, facts: RequestFacts) -> Receipt:
+        request_id = answer.request_id
+        extra = about(request_id, facts.tenant, trace=facts.trace)
+        self.base.telemetry.count("hermes_requests_joined")
+        log.info("request %s joined by its client: its ingress has died", request_id, extra=extra)
+        return Receipt(request_id, facts, lambda: None, True, standing=answer.standing)
 
     async def _may_keep(self, tenant: str, if_there_is_room: bool) -> bool:
         """Whether one more answer of a tenant is kept, by what was kept a moment ago: most requests

@@ -35,6 +35,7 @@ from serve_app.policy.order import (
     general_slots,
     peers_saturated,
 )
+from serve_app.policy.prediction import Claimed
 from serve_app.policy.work import output_bytes
 from serve_app.request_queue.entry import QueueEntry
 from serve_app.request_queue.queue import QueueDepths, RequestQueue
@@ -82,6 +83,10 @@ class Dispatcher:
         """See `output_bytes`, for each request that this dispatcher has started."""
         entries = [one.entry for one in self._scheduler.running]
         return [output_bytes(one.kind, one.max_output_tokens, one.sequences) for one in entries]
+
+    def output_tokens(self, request: Claimed) -> float:
+        """What each sequence of a request will probably write."""
+        return self._scheduler.lengths.predict(request).mean
 
     def lease(self, complete: bool, unclaimed: int = 0) -> IngressLease:
         """What other ingresses need to know to divide the engines' capacity: requests that use no

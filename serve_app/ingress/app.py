@@ -29,6 +29,7 @@ from serve_app.ingress.validation.fields import INFERENCE_PATHS
 from serve_app.ingress.validation.headers import check_headers, check_host
 from serve_app.observability.logs import about
 from serve_app.observability.metrics import Telemetry
+from serve_app.policy.standing import HEADERS as LIMIT_HEADERS
 from serve_app.policy.tenants import Role, Tenant
 from serve_app.settings import AuthSettings, Settings
 
@@ -54,6 +55,7 @@ _EXPOSED = (
     "x-should-retry",
     "retry-after",
     "retry-after-ms",
+    *LIMIT_HEADERS,
 )
 """Headers that web pages may read."""
 

@@ -80,7 +80,7 @@ def routes(
             # Until it is deleted, a letter that is sent again twice is one request.
             key = f"dead-letter-{letter.entry_id}"
             submission = Submission(again(letter.facts), letter.line, letter.body, work, key)
-            new_id, _ = await exchanges.submit_detached(submission)
+            new_id, *_ = await exchanges.submit_detached(submission)
             await dead.remove(request_id)
             return {"id": request_id, "object": "dead_letter.redriven", "request_id": new_id}
 

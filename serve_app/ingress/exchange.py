@@ -40,6 +40,7 @@ from serve_app.journal.events import COMMENT, SEPARATOR, after_event, body_event
 from serve_app.journal.followers import Follower, Followers
 from serve_app.loops import ended
 from serve_app.observability.logs import about
+from serve_app.policy.standing import Standing
 from serve_app.redis.check import RedisWatch
 from serve_app.requests.endings import Deadlines
 
@@ -90,6 +91,8 @@ class Exchange:
     """
     begun: Callable[[], None] | None = None
     """Called once, when a worker has started the request, or none will."""
+    standing: Standing | None = None
+    """What its tenant has used of its limits, if it has any."""
     status: int = field(default=0, init=False)
     """HTTP status, once the response has begun."""
     refusal: RequestRefused | None = field(default=None, init=False)
@@ -304,6 +307,7 @@ class Exchange:
         """Headers with what is known of the request so far."""
         reader, facts = self.follower.reader, self.facts
         headers = known_headers(self.follower.request_id, facts)
+        headers |= self.limit_headers()
         if self.as_events:
             headers.pop("x-client-request-id", None)
         if reader.attempt is not None:
@@ -316,6 +320,13 @@ class Exchange:
             headers["x-hermes-reason"] = reader.ending.reason
             headers |= retry_headers(reader.ending.reason)
         return headers
+
+    def limit_headers(self) -> Mapping[str, str]:
+        """What is left of its tenant's limits by the minute, if there are any."""
+        if self.standing is None:
+            return {}
+        now_ms = self.parts.disconnects.base.clock.now_ms()
+        return self.standing.headers(self.path, now_ms)
 
 
 def known_headers(request_id: str, facts: RequestFacts | None) -> dict[str, str]:
@@ -383,8 +394,11 @@ class Exchanges:
             retry_after_s=timings.RETRY_AFTER_S,
         )
 
-    async def submit_detached(self, submission: Submission) -> tuple[str, RequestFacts]:
-        """The same for a request that goes on without its client: its id and facts.
+    async def submit_detached(
+        self, submission: Submission
+    ) -> tuple[str, RequestFacts, Mapping[str, str]]:
+        """The same for a request that goes on without its client: its id, its facts, and headers
+        with what is left of its tenant's limits.
 
         Raises:
             RequestRefused: as `submit`, and `idempotency_conflict` if the earlier request ends with
@@ -403,7 +417,7 @@ class Exchanges:
         task = asyncio.create_task(exchange.until_begun(), name=f"detached-{request_id}")
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
-        return request_id, facts
+        return request_id, facts, exchange.limit_headers()
 
     async def attach(
         self, request_id: str, path: str, seen: int, over: bool, as_events: bool
@@ -417,7 +431,7 @@ class Exchanges:
         return Exchange(self.parts, follower, path, facts, streamed, as_events)
 
     async def _attached(self, submission: Submission, receipt: Receipt) -> Exchange:
-        request_id, facts, begun, repeat, over = receipt
+        request_id, facts, begun, repeat, over, standing = receipt
         if repeat:
             seen = submission.seen
             follower = await self.parts.disconnects.attach(request_id, seen, over)
@@ -426,7 +440,9 @@ class Exchanges:
             follower = self.followers.follow_new(request_id)
         continued = facts.streamed and submission.seen > 0
         path = submission.line.path
-        return Exchange(self.parts, follower, path, facts, facts.streamed, continued, begun)
+        return Exchange(
+            self.parts, follower, path, facts, facts.streamed, continued, begun, standing
+        )
 
     async def _takes_no(self, size_bytes: int) -> bool:
         """Whether a request was not accepted because of its size, although all else works."""

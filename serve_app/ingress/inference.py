@@ -120,11 +120,14 @@ class InferenceEndpoint:
             )
             background = _in_background(path, request)
             if submission.facts.detached and not (background and submission.facts.streamed):
-                request_id, facts = await self.exchanges.submit_detached(submission)
+                request_id, facts, more = await self.exchanges.submit_detached(submission)
                 span.tell({"hermes.request_id": request_id, "hermes.class": facts.request_class})
                 if background:
-                    return await queued(request_id, facts, body), ignored
-                return accepted(request_id, facts), ignored
+                    answer = await queued(request_id, facts, body)
+                else:
+                    answer = accepted(request_id, facts)
+                answer.headers.update(more)
+                return answer, ignored
             exchange = await self.exchanges.submit(submission)
         assert exchange.facts is not None
         told = {"hermes.request_id": exchange.follower.request_id}
@@ -194,6 +197,7 @@ class Submissions:
             value=_meaning(body, request) if key else b"",
             seen=last_event_id(headers.get("last-event-id")) if key else 0,
             if_there_is_room=not detached and request.get("store") is None,
+            limits=caller.limits,
         )
 
     def again(self, earlier: RequestFacts) -> RequestFacts:

@@ -57,6 +57,7 @@ import msgspec
 from serve_app import timings
 from serve_app.contract import Cause, Reason, State
 from serve_app.errors import Unreadable, decoding
+from serve_app.policy.standing import Reserved
 
 MAX_ID_PART = 18_446_744_073_709_551_615
 
@@ -152,6 +153,8 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the client calls the model, if that is not its name."""
     twins: str = ""
     """Digest of what equal requests have in common; empty if a retry cannot join it."""
+    reserved: Reserved | None = None
+    """What it has taken of its tenant's limits, if that has any."""
 
     @property
     def called(self) -> str:

@@ -74,6 +74,11 @@ def twins_key(namespace: str, digest: str) -> str:
     return f"{namespace}:t:{digest}"
 
 
+def limits_key(namespace: str, tenant: str) -> str:
+    """What a tenant has used of its limits (`requests/lifecycle.lua`)."""
+    return f"{namespace}:limits:{tenant}"
+
+
 def wake_channel(namespace: str, ingress_id: str) -> str:
     """Wake-ups for an ingress: the new entries of the journals that it follows."""
     return f"{namespace}:w:{ingress_id}"

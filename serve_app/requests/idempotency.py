@@ -17,11 +17,20 @@ from serve_app.contract import State
 from serve_app.errors import LASTING
 from serve_app.journal.entries import Entry, RequestFacts
 from serve_app.journal.store import JournalStore
+from serve_app.policy.standing import Standing
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import later_request_key
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import all_answered
-from serve_app.requests.lifecycle import Accepted, Condition, Record, accept, keep_ms, reading
+from serve_app.requests.lifecycle import (
+    Accepted,
+    Answer,
+    Condition,
+    Record,
+    accept,
+    keep_ms,
+    reading,
+)
 from serve_app.settings import Settings
 
 
@@ -48,7 +57,13 @@ class Held(NamedTuple):
 
 
 class Outrun(Exception):
-    """Something has changed since the key was read; for example, another repeat was faster."""
+    """Something has changed since the key was read; for example, another repeat was faster.
+    `standing`: see `Answer`.
+    """
+
+    def __init__(self, standing: Standing | None = None) -> None:
+        super().__init__()
+        self.standing = standing
 
 
 class KeyedRequests:
@@ -85,17 +100,18 @@ class KeyedRequests:
             return Held(request_id, True, record.ended, facts, condition)
         return Held(f"req_{secrets.token_hex(16)}", False, False, facts, condition, name)
 
-    async def accept(self, held: Held, accepted: Accepted) -> str:
-        """Accept the next request of a key, and return its id; of several simultaneous repeats, one
-        is accepted, and the others raise `Outrun`.
+    async def accept(self, held: Held, accepted: Accepted) -> Answer:
+        """Accept the next request of a key; of several simultaneous repeats, one is accepted, and
+        the others raise `Outrun`.
         """
         kept_ms = keep_ms(self._settings, accepted.facts) + timings.KEY_OUTLIVES_MS
         naming: list[Command] = (
             [("SET", held.name, held.request_id, "PX", kept_ms)] if held.name else []
         )
-        if not await accept(self._link, self._settings, accepted, held.condition, naming):
-            raise Outrun
-        return accepted.request_id
+        answer = await accept(self._link, self._settings, accepted, held.condition, naming)
+        if not (answer.request_id or answer.refused or accepted.asks):
+            raise Outrun(answer.standing)
+        return answer
 
 
 def _first_id(tenant: str, key: str) -> str:

@@ -13,6 +13,12 @@ accept  KEYS  none; or 1 the string of an idempotency key, 2 the journal of its 
               4... commands, of which the second gets the first one's reply as field `i`
         returns 1; 0 if the condition does not hold; the error of the command that was refused; the
               id of the twin that is joined: nothing else is done then
+        LIMIT is the first command if the tenant has limits: what it has used of them (key), its
+              lifetime (ms), now (ms), this month, the tokens and the background tokens that the
+              request takes, the limits in the order of `wanted` (0: none). Without a command behind
+              it, nothing is accepted. It returns a list: the above, or -1 if nothing was accepted;
+              the number of the limit that refuses or 0; and the numbers of `Standing`
+              (policy/standing.py)
 leave   KEYS  1 twins
         ARGV  2 id, 3 lifetime (ms): no retry joins this request
         returns 1
@@ -30,6 +36,8 @@ end     KEYS  1 journal, 2 ledger of the hour
               booked then
         TELL is a command of its own: it publishes to whoever has claimed a queue entry (stream,
               group, id, channel without the ingress's name, message);
+        SETTLE, too: gives back what the request has taken of its tenant's limits (key, lifetime,
+              month, tokens, background tokens), and counts what it has used;
         LEAVE, too: no retry joins a request any more, unless nobody alive has read it: then one may
               for a while (twins, id, channel, until and lifetime, ms)
 
@@ -93,10 +101,10 @@ local function read(id, channel) -- whether somebody alive reads it: who accepte
   return false
 end
 
-local function join() -- the oldest of the twins whose ingress has died with its client, if any has
+local function join(refused) -- the oldest twin whose ingress has died with its client, if any has
   local till, mine, namespace, ingress = string.match(ARGV[3], '^(%d+) %S+ ((.*:)w:(%S+))\n$')
   local now, kept, joined = till - ARGV[2], {}, nil
-  local twins = redis.call('GET', KEYS[1])
+  local twins = redis.call('GET', KEYS[1]) or ''
   for twin, ends, id, channel in string.gmatch(twins, '((%d+) (%S+) (%S+:w:%S+)\n)') do
     local state = tonumber(ends) < now and 'over' or 'read'
     -- after a restart of Redis nobody listens for a moment, though all live
@@ -111,6 +119,7 @@ local function join() -- the oldest of the twins whose ingress has died with its
     end
     if state == 'running' or state == 'read' then kept[#kept + 1] = twin end
   end
+  if refused and not joined then return nil end
   if not joined and #kept < TWINS then kept[#kept + 1] = ARGV[3] end
   redis.call('SET', KEYS[1], table.concat(kept), 'PX', ARGV[2])
   return joined
@@ -124,21 +133,90 @@ local function leave(twins, id, till, lifetime) -- it is no twin any more or, wi
   if left ~= '' then redis.call('SET', twins, left, 'PX', lifetime) end
 end
 
+--[[
+What a tenant has used of its limits, a string of numbers, to which a newer version may add some:
+
+  w  minute since 1970     m  month     u  tokens of the month
+  r, t  requests, and tokens, of the minute
+  c, b  requests, and background tokens, of what has not ended
+  d  tokens that answers have taken since beyond their reservations, which the next minute pays
+]]
+local STANDING = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (-?%d+)(.*)$'
+
+local function used_of(key)
+  local w, m, u, r, t, c, b, d, more = string.match(redis.call('GET', key) or '', STANDING)
+  local known, of = w, tonumber
+  if not known then w, m, u, r, t, c, b, d, more = 0, 0, 0, 0, 0, 0, 0, 0, '' end
+  return {
+    w = of(w), m = of(m), u = of(u), r = of(r), t = of(t), c = of(c), b = of(b), d = of(d), more = more
+  }, known
+end
+
+local function save(key, lifetime, is)
+  local form = string.rep('%.0f ', 7) .. '%.0f%s'
+  local value = string.format(form, is.w, is.m, is.u, is.r, is.t, is.c, is.b, is.d, is.more)
+  redis.call('SET', key, value, 'PX', lifetime)
+end
+
+local function limited(limit) -- what is used now, and the number of the limit that refuses more
+  local is, now, month = used_of(limit[2]), math.floor(limit[4] / 60000), tonumber(limit[5])
+  local tokens, background, limits = tonumber(limit[6]), tonumber(limit[7]), {unpack(limit, 8)}
+  -- clocks differ by less than a minute; if by more, Redis's own was set back
+  if now > is.w or now < is.w - 1 then
+    local minutes, each = math.max(now - is.w, 1), tonumber(limits[3])
+    local owed = math.max(is.d, 0) + math.max(is.t - each, 0) - (minutes - 1) * each
+    is.w, is.r, is.d, is.t = now, 0, 0, each > 0 and math.max(owed, 0) or 0
+  end
+  if month > is.m or month < is.m - 1 then is.m, is.u = month, 0 end
+  local used, wanted = {is.u, is.r, is.t, is.c, is.b}, {tokens, 1, tokens, 1, background}
+  for i, limit in ipairs(limits) do
+    local most = tonumber(limit)
+    if most > 0 and wanted[i] > 0 and used[i] + wanted[i] > most then return is, i end
+  end
+  return is, 0
+end
+
+local function take(limit, is)
+  is.r, is.c = is.r + 1, is.c + 1
+  is.t, is.u, is.b = is.t + limit[6], is.u + limit[6], is.b + limit[7]
+  save(limit[2], limit[3], is)
+end
+
+local function settle(used, key, lifetime, month, tokens, background)
+  local is, known = used_of(key)
+  if not known then return end -- its lifetime is over
+  local prompt, output = string.match(used, '^(%d+) %d+ (%d+)')
+  local beyond = prompt + output - tokens
+  is.c, is.b, is.d = math.max(is.c - 1, 0), math.max(is.b - background, 0), is.d + beyond
+  if beyond > 0 or is.m == tonumber(month) then is.u = math.max(is.u + beyond, 0) end
+  save(key, lifetime, is)
+end
+
 local steps = {}
 
 function steps.accept()
+  local following, is, over = commands(4), nil, 0
+  local limit = ARGV[5] == 'LIMIT' and following()
+  if limit then is, over = limited(limit) end
+  local refused = over > 0 or limit and #ARGV == 4 + #limit
+  local function told(done)
+    if not limit then return done end
+    return {done, done == -1 and over or 0, is.w, is.m, is.u, is.r, is.t, is.c, is.b}
+  end
+
   if #KEYS == 1 then
-    local first = redis.pcall('SET', KEYS[1], ARGV[3], 'NX', 'PX', ARGV[2])
+    local first = not refused and redis.pcall('SET', KEYS[1], ARGV[3], 'NX', 'PX', ARGV[2])
     if first and first.err then return first end
-    local id = not first and join()
-    if id then return id end
+    local id = not first and join(refused)
+    if id then return told(id) end
   elseif #KEYS > 1 then
     local named = redis.call('GET', KEYS[1]) or ''
     local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
-    if named ~= ARGV[2] or (last and last[1] or '') ~= ARGV[3] then return 0 end
+    if named ~= ARGV[2] or (last and last[1] or '') ~= ARGV[3] then return told(0) end
   end
+  if refused then return told(-1) end
   local number, queued = 0, nil
-  for command in commands(4) do
+  for command in following do
     number = number + 1
     if number == 2 then
       command[#command + 1], command[#command + 2] = 'i', queued
@@ -147,7 +225,8 @@ function steps.accept()
     if type(reply) == 'table' and reply.err then return reply end
     if number == 1 then queued = reply end
   end
-  return 1
+  if limit then take(limit, is) end
+  return told(1)
 end
 
 function steps.leave()
@@ -220,6 +299,8 @@ steps['end'] = function()
     elseif command[1] == 'LEAVE' then
       local _, twins, id, channel, till, lifetime = unpack(command)
       leave(twins, id, not read(id, channel) and till, lifetime)
+    elseif command[1] == 'SETTLE' then
+      settle(used, unpack(command, 2))
     else
       redis.call(unpack(command))
     end

@@ -36,6 +36,8 @@ from serve_app.journal.entries import (
     wake_of,
 )
 from serve_app.journal.usage import Usage, Whose
+from serve_app.policy.standing import Over, Standing, in_order
+from serve_app.policy.tenants import NO_LIMITS, Limits
 from serve_app.policy.work import Work
 from serve_app.redis.connection import Command, Script
 from serve_app.redis.keyspace import (
@@ -44,6 +46,7 @@ from serve_app.redis.keyspace import (
     chats_key,
     journal_key,
     kept_key,
+    limits_key,
     queue_key,
     requests_key,
     twins_key,
@@ -66,13 +69,35 @@ _STREAM_BYTES = 4_700
 
 
 class Accepted(NamedTuple):
-    """A request that is accepted."""
+    """A request that is accepted, if its tenant's limits permit what its facts reserve. `asks`:
+    nothing is accepted, it is only asked whether they would.
+    """
 
     request_id: str
     line: RequestLine
     body: bytes
     facts: RequestFacts
     work: Work
+    limits: Limits = NO_LIMITS
+    asks: bool = False
+
+
+class Answer(NamedTuple):
+    """What has become of it.
+
+    Args:
+        request_id: its id once it is accepted; the id of an equal request, to join that one;
+            nothing, if the condition does not hold, or nothing was to be accepted. Nothing was
+            written then.
+        standing: what its tenant has used of its limits, if it has any.
+    """
+
+    request_id: str
+    standing: Standing | None = None
+
+    @property
+    def refused(self) -> bool:
+        return self.standing is not None and self.standing.over is not Over.NONE
 
 
 class Ended(NamedTuple):
@@ -135,10 +160,8 @@ async def accept(
     accepted: Accepted,
     condition: Condition = ALWAYS,
     naming: Sequence[Command] = (),
-) -> str:
-    """Write a request: queue entry, journal and body. Returns its id once it is accepted. If it
-    returns the id of an equal request, to join that one, or nothing, because the condition does
-    not hold, nothing was written.
+) -> Answer:
+    """Write a request: queue entry, journal and body.
 
     Args:
         naming: commands that give an idempotency key to the request.
@@ -146,7 +169,7 @@ async def accept(
     Raises:
         RedisUnavailable: nothing was accepted; if it is `AnswerLost`, that is unknown.
     """
-    request_id, line, body, facts, work = accepted
+    request_id, line, body, facts, work, *_ = accepted
     namespace, kept_ms = settings.namespace, keep_ms(settings, facts)
     key, first = journal_key(namespace, request_id), Entry.request(line, facts)
     whose = (request_id, facts.tenant, facts.session, facts.deadline_ms)
@@ -157,15 +180,19 @@ async def accept(
         ("PEXPIRE", key, kept_ms),
         ("SET", body_key(namespace, request_id), body, "PX", kept_ms),
     ]
-    commands += _list(settings, accepted)
+    commands += [*_list(settings, accepted), *naming]
+    commands = [*_limit(settings, accepted), *([] if accepted.asks else commands)]
     keys, *given = condition
     if facts.twins:
         keys, lifetime_ms = (twins_key(namespace, facts.twins),), _twins_ms(settings)
         twin = f"{facts.admitted_ms + lifetime_ms} {request_id} {facts.wake}\n"
         given = [b"%d" % lifetime_ms, twin.encode()]
     script = ("EVAL", SCRIPT, len(keys), *keys, "accept", *given)
-    (done,) = all_answered(await link.call([(*script, *_words([*commands, *naming]))]))
-    return done.decode() if isinstance(done, bytes) else request_id if done else ""
+    (reply,) = all_answered(await link.call([(*script, *_words(commands))]))
+    done, *used = reply if isinstance(reply, list) else [reply]
+    standing = Standing(accepted.limits, Over(used[0]), *used[1:]) if used else None
+    joined = done.decode() if isinstance(done, bytes) else ""
+    return Answer(request_id if done == 1 else joined, standing)
 
 
 def append(key: str, entry: Entry) -> Command:
@@ -213,7 +240,7 @@ def end(settings: Settings, ended: Ended, whose: Whose | None = None) -> Command
     commands += [*_expire(settings, ended), *_retain(settings, ended)]
     # in this order, since a claim goes with the queue entry
     commands += [*_announce(settings, ended), *_remove_from_queue(settings, ended)]
-    commands += _leave_twins(settings, ended)
+    commands += [*_leave_twins(settings, ended), *_settle(settings, ended)]
     return (
         *("EVAL", SCRIPT, 2, key, ledger, "end", len(ended.entries), whose.encode()),
         FINAL.index(ended.terminal.state or State.FAILED) + 1,
@@ -248,6 +275,26 @@ def _list(settings: Settings, accepted: Accepted) -> list[Command]:
             ("PEXPIRE", key, int((longest_s + journal.max_retention_s) * 1000)),
         ]
     return commands
+
+
+def _limit(settings: Settings, accepted: Accepted) -> list[Command]:
+    """Check the tenant's limits, and take from them what the request reserves."""
+    facts, reserved = accepted.facts, accepted.facts.reserved
+    if reserved is None:
+        return []
+    key, now_ms = limits_key(settings.namespace, facts.tenant), facts.admitted_ms
+    asked = reserved.month, reserved.tokens, reserved.background_tokens
+    return [("LIMIT", key, timings.LIMITS_KEPT_MS, now_ms, *asked, *in_order(accepted.limits))]
+
+
+def _settle(settings: Settings, ended: Ended) -> list[Command]:
+    """Give back what the request has taken of its tenant's limits."""
+    facts = ended.summary.request
+    if facts is None or facts.reserved is None:
+        return []
+    its, key = facts.reserved, limits_key(settings.namespace, facts.tenant)
+    given = its.month, its.tokens, its.background_tokens
+    return [("SETTLE", key, timings.LIMITS_KEPT_MS, *given)]
 
 
 def not_joined(settings: Settings, request_id: str, facts: RequestFacts) -> Command:

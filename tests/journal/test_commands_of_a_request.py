@@ -12,6 +12,7 @@ import pytest
 
 from serve_app import timings
 from serve_app.contract import AttemptResult, CallResult, CompletionStats, Reason, State
+from serve_app.policy.tenants import Limits, Tenant
 from tests.journal.in_process import Door, calling, in_process, worker_process
 from tests.journal.journal_helpers import World
 from tests.waiting import eventually
@@ -32,6 +33,8 @@ one transaction.
 RECORD = ("evalsha", "xrevrange", "xlen")
 TWINS = ("set", "pubsub", "getdel")
 """Without an idempotency key a retry may join it: it is listed among its twins, until it ends."""
+LIMITED = ("get", "set")
+"""In the script that accepts it, and in that which ends it, if its tenant has limits."""
 ANSWERED = ("publish",)
 """The wake-up of the opening goes with that of the end."""
 EACH = Counter((*ADMITTED, *TWINS, *CLAIMED, *OPENED, *ANSWERED, *ENDED))
@@ -110,6 +113,23 @@ async def test_an_idempotency_key_costs_no_connection_and_no_round_trip(
         each = {name: n // MANY for name, n in count.items() if name not in BACKGROUND}
         assert Counter(each) == EACH - Counter((*ADMITTED, *TWINS)) + Counter(ADMITTED_BY_KEY)
         assert (await w.operator.info("stats"))["total_connections_received"] == opened
+
+
+async def test_limits_of_its_tenant_cost_no_round_trip(
+    w: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = Limits(100_000, 10**9, 1_000, 10**9, 0, 10**12)
+    async with in_process(w.settings) as d:
+        monkeypatch.setattr(d.ingress.api_keys, "tenant", lambda *_: Tenant("t", limits=limits))
+        for time in ("DEADLINE_SWEEP_S", "TAKE_OVER_S", "DEPTHS_LOOK_S", "OPENING_WAKE_S"):
+            monkeypatch.setattr(timings, time, 1e6)
+        await ask(d)
+        before = await calls(w)
+        for _ in range(MANY):
+            await ask(d)
+        count = await calls(w) - before
+        each = {name: n // MANY for name, n in count.items() if name not in BACKGROUND}
+        assert Counter(each) == EACH + Counter((*LIMITED, *LIMITED))
 
 
 async def test_a_stream_that_is_broken_off_costs_what_was_written_and_teaches_nothing(

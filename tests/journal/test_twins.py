@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from serve_app.contract import IngressLease, Reason, State
+from serve_app.errors import RequestRefused
 from serve_app.ingress.exchange import Exchange
 from serve_app.journal.entries import Entry
-from serve_app.policy.tenants import Tenant
+from serve_app.policy.tenants import Limits, Tenant
 from serve_app.redis.keyspace import twins_key
 from serve_app.requests.lifecycle import Ended
 from tests.journal.admitting import StillIngress
@@ -219,6 +220,21 @@ async def test_what_is_not_worth_it_costs_redis_nothing(
 
 async def test_who_asks_for_the_same_gets_an_answer_of_its_own(w: World, two: Two) -> None:
     assert len({await sent(one) for one in (*two, *two)}) == 4
+
+
+async def test_a_retry_joins_though_its_tenants_limits_are_used_up(w: World, two: Two) -> None:
+    """Also where others have been refused just now, so that Redis is asked without the body."""
+    for limits in (Limits(concurrent_requests=1), Limits(requests_per_minute=1)):
+        tenant = Tenant(f"t{limits.concurrent_requests}", limits=limits)
+        name = await sent(two[0], tenant)
+        for _ in range(2):
+            with pytest.raises(RequestRefused):
+                await sent(two[1], tenant)
+        await two[0].followers.stop()
+        await eventually(lambda: _silent(w, two[0]))
+        assert await sent(two[1], tenant) == name
+        await two[0].followers.start()
+        await eventually(lambda: w.subscribers(two[0].followers.channel))
 
 
 async def test_what_a_client_has_left_is_not_joined_though_its_ingress_dies_then(

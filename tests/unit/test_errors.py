@@ -18,6 +18,8 @@ _RETRYABLE = {
     Reason.STORAGE_FULL,
     Reason.RESULTS_FULL,
     Reason.TENANT_LIMIT,
+    Reason.RATE_LIMIT_EXCEEDED,
+    Reason.CONCURRENCY_LIMIT,
     Reason.TOO_MANY_CONNECTIONS,
     Reason.UPLOAD_TIMEOUT,
     Reason.JOURNAL_UNAVAILABLE,
@@ -48,6 +50,12 @@ def test_every_reason_has_its_http_form_and_can_be_an_ending(reason: Reason) -> 
     assert reason in _RETRYABLE or "again" not in message
 
 
+OF_ONE_TENANT = {
+    Reason.TENANT_LIMIT,
+    Reason.RATE_LIMIT_EXCEEDED,
+    Reason.CONCURRENCY_LIMIT,
+    Reason.QUOTA_EXCEEDED,
+}
 ANTHROPICS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -71,7 +79,7 @@ def test_every_reason_has_a_form_in_anthropics_protocol(reason: Reason) -> None:
         kind = ANTHROPICS.get(status, body["error"]["type"])
         assert body["error"]["type"] == kind
         assert kind in {*ANTHROPICS.values()}
-        overloaded = refused.status in (429, 503) and reason is not Reason.TENANT_LIMIT
+        overloaded = refused.status in (429, 503) and reason not in OF_ONE_TENANT
         assert status == (529 if overloaded else refused.status)
     assert refused.status_at("/v1/chat/completions") == refused.status
 

@@ -27,6 +27,7 @@ NAMES = {
     "usage_key": "n:u:a",
     "readers_key": "n:a:a",
     "twins_key": "n:t:a",
+    "limits_key": "n:limits:a",
     "wake_channel": "n:w:a",
     "service_key": "n:service",
     "cluster_key": "n:cluster:a",
