@@ -6,6 +6,7 @@ import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -25,7 +26,7 @@ from tests.journal.journal_helpers import World
 
 BEGIN_MS = 29_000_000 * MINUTE
 """A minute begins."""
-STILL = {"ingress": {"disconnect_grace_s": 1e6, "lost_reader_grace_s": 0}}
+STILL: dict[str, Any] = {"ingress": {"disconnect_grace_s": 1e6, "lost_reader_grace_s": 0}}
 LINE = RequestLine("POST", "/v1/completions", "", [])
 names = itertools.count(1)
 
@@ -50,6 +51,7 @@ class Clients:
         background: bool = False,
         key: str = "",
         most: int | None = None,
+        body: bytes = b"{}" * 500,
     ) -> Receipt:
         """Accept a request at one ingress, or at the next one in turn."""
         ingress = self.ingresses[next(self.turn) % len(self.ingresses) if at is None else at]
@@ -65,7 +67,7 @@ class Clients:
             detached=background,
         )
         work = Work(tokens, tokens if most is None else most, "completions w0")
-        asked = Submission(facts, LINE, b"{}" * 500, work, key, limits=self.limits)
+        asked = Submission(facts, LINE, body, work, key, limits=self.limits)
         receipt = await ingress.exchanges.admission.submit(asked)
         receipt.begun()
         return receipt

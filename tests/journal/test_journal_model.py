@@ -25,6 +25,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from msgspec.structs import replace
 
 from serve_app import timings
 from serve_app.contract import Cause, Reason, State
@@ -35,14 +36,18 @@ from serve_app.journal.events import SEPARATOR
 from serve_app.journal.reader import JournalReader
 from serve_app.journal.usage import sums
 from serve_app.journal.writer import JournalWriter
+from serve_app.policy.standing import Reserved
+from serve_app.redis.keyspace import limits_key
 from serve_app.requests.lifecycle import Record
 from tests.journal.cable import HANGING, LATE, RETRIED, UNANSWERED, UNSENT, Cable, behind
-from tests.journal.journal_helpers import HEAD, OPENED, SUMMARY, World
+from tests.journal.journal_helpers import FACTS, HEAD, OPENED, SUMMARY, World
 from tests.transcripts import transcript
 from tests.waiting import PATIENCE_S, eventually
 from workers.replay import recorded
 
 CANCELLED = (State.CANCELLED, Reason.CANCELLED)
+LIMITED = replace(FACTS, reserved=Reserved(10, 0, 1))
+ENDS = replace(SUMMARY, request=LIMITED)
 examples = itertools.count(1)
 
 
@@ -80,7 +85,7 @@ class Journal:
 
 
 async def booked(world: World) -> int:
-    """How many endings are in the ledger; those of `SUMMARY` are of 1970."""
+    """How many endings are in the ledger; those of `ENDS` are of 1970."""
     now, namespace = int(time.time() * 1000) // timings.HOUR_MS, world.settings.namespace
     found = 0
     for hours in (range(1), range(now - 1, now + 1)):
@@ -118,6 +123,7 @@ class JournalWorld(RuleBasedStateMachine):
         self.numbers = itertools.count(1)
         self.model = Journal("")
         self.epochs = 0
+        self.admitted = 0
         self.ended = 0
         """Requests before this one, which have all ended."""
         self.holder: Held | None = None
@@ -155,7 +161,10 @@ class JournalWorld(RuleBasedStateMachine):
         self.model = Journal(f"req_{next(self.numbers)}")
         self.epochs = 0
         self.holder, self.zombies = None, []
-        await self.world.admit(self.model.request_id)
+        self.admitted += 1
+        now_ms = int(time.time() * 1000)
+        facts = replace(LIMITED, admitted_ms=now_ms, deadline_ms=now_ms + 60_000)
+        await self.world.accept(self.model.request_id, replace(facts, wake=self.world.channel))
         self.stale = await self._read()
 
     def _will_be_cut(self, worker: int, cuts: list[tuple[str, str]]) -> None:
@@ -287,7 +296,10 @@ class JournalWorld(RuleBasedStateMachine):
         assert whole is None or whole == body
         self._one_ending_counts(entries)
         await self._the_record_says_the_same(entries)
-        assert await booked(self.world) == self.ended + bool(model.ending)
+        ended = self.ended + bool(model.ending)
+        assert await booked(self.world) == ended
+        of_limits = await self.world.redis.get(limits_key(self.namespace, LIMITED.tenant))
+        assert int(of_limits.split()[5]) == self.admitted - ended
         for seen in {0, len(model.accepted) // 2}:
             reader = JournalReader(seen=seen)
             for entry in entries:
@@ -379,7 +391,7 @@ class JournalMachine(JournalWorld):
         if held := await self._held():
             self._will_be_cut(held.worker, cuts)
             self.model.accepted += self._produce(held, many)
-            held.attempt.stop(state, None, SUMMARY, 1 if state is State.COMPLETED else None)
+            held.attempt.stop(state, None, ENDS, 1 if state is State.COMPLETED else None)
             await held.attempt.closed
             self.model.ending, self.model.terminal, self.holder = state, True, None
 
@@ -408,7 +420,7 @@ class JournalMachine(JournalWorld):
         worker.cable.cut("EVAL" if finishing else "XADD", HANGING)
         produced = self._produce(held, many)
         if finishing:
-            held.attempt.stop(State.COMPLETED, None, SUMMARY, 1)
+            held.attempt.stop(State.COMPLETED, None, ENDS, 1)
         await worker.cable.hung.wait()
         await worker.writer.stop()
         self.holder = None
@@ -440,7 +452,7 @@ class JournalMachine(JournalWorld):
     async def _refused(self, zombie: Held, many: int, finishing: bool) -> None:
         self._produce(zombie, many)
         if finishing:
-            zombie.attempt.stop(State.COMPLETED, None, SUMMARY, 1)
+            zombie.attempt.stop(State.COMPLETED, None, ENDS, 1)
         with pytest.raises(Fenced):
             await zombie.attempt.closed
 
@@ -480,7 +492,7 @@ class JournalMachine(JournalWorld):
         before = await self._read()
         produced = self._produce(held, many)
         if finishing:
-            held.attempt.stop(State.COMPLETED, None, SUMMARY, None)
+            held.attempt.stop(State.COMPLETED, None, ENDS, None)
         counts = await self.world.endings.end(model.request_id, *CANCELLED, Record(before))
         await self._settled(held)
         stands = produced[0] in b"".join(entry.body for entry in await self._read())

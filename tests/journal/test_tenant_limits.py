@@ -209,6 +209,7 @@ async def test_background_tokens_are_those_of_what_has_not_ended(w: World) -> No
         assert refusal.reason == Reason.CONCURRENCY_LIMIT
         assert "hold 80 of 100 tokens, and this one needs about 40" in refusal.message
         assert await clients.accepts(1_000), "with a reader"
+        assert await clients.with_limits(background_tokens=50).accepts(1_000)
         assert await clients.accepts(10, background=True)
         await clients.answer(receipts[0])
         assert await clients.accepts(20, background=True)
@@ -337,9 +338,10 @@ async def test_a_refused_request_is_no_twin(redis_url: str, namespace: str) -> N
     ):
         receipt = await clients.send(at=0)
         before = await w.redis.get(twins_key(namespace, receipt.facts.twins))
-        for _ in range(3):
-            assert not await clients.accepts(at=0)
+        for body in (b"{}" * 500, b"{}", b"[]"):
+            assert not await clients.accepts(at=0, body=body)
         assert await w.redis.get(twins_key(namespace, receipt.facts.twins)) == before
+        assert len([key async for key in w.operator.scan_iter(twins_key(namespace, "*"))]) == 1
         assert await w.redis.exists(limits_key(namespace, "t"))
 
 
