@@ -223,9 +223,10 @@ def build_app(
 
 def _value(headers: Sequence[tuple[bytes, bytes]], name: str) -> str | None:
     """The first header of a name, in lower case; None if there is none."""
+    if not name:
+        return None
     wanted = name.encode()
-    found = (value for one, value in headers if name and one.lower() == wanted)
-    return next((value.decode("latin-1") for value in found), None)
+    return next((value.decode("latin-1") for one, value in headers if one.lower() == wanted), None)
 
 
 def _authorization(headers: Sequence[tuple[bytes, bytes]]) -> str:
