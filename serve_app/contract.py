@@ -100,6 +100,7 @@ class Reason(StrEnum):
     """OpenAI's word for too many requests or tokens a minute."""
     CONCURRENCY_LIMIT = "concurrency_limit"
     QUOTA_EXCEEDED = "quota_exceeded"
+    OVERLOADED = "overloaded"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     """OpenAI's word for what is longer than the model's context."""
     PREVIOUS_RESPONSE_NOT_FOUND = "previous_response_not_found"
@@ -241,9 +242,9 @@ class WorkerLost(Exception):
 class IngressLease(NamedTuple):
     """The lease of an ingress, a member of `{ns}:ingresses` (`decode` of each member below raises
     ValueError for another text):
-    `<name>|<Ray cluster>|<1 or 0>|<running>|<waiting>||<running long>|<unclaimed>|<model>|<since>`.
-    What is empty has no meaning any more. In the model's name a `:`, which no model's name has,
-    stands for `|`.
+    `<name>|<Ray cluster>|<1 or 0>|<running>|<waiting>||<running long>|<unclaimed>|<model>|<since>`,
+    and perhaps `|load=<load>`. What is empty has no meaning any more. In the model's name a `:`,
+    which no model's name has, stands for `|`.
     """
 
     name: str
@@ -262,18 +263,23 @@ class IngressLease(NamedTuple):
     """Whose queues it claims from."""
     since_ms: int = 0
     """When its Ray cluster entered the namespace: Unix milliseconds by Redis's clock."""
+    load: str = ""
+    """What waits and starts there (`policy/overload.py`); empty from an older version."""
 
     def encode(self) -> str:
         words = (int(self.complete), self.running, self.waiting, "", self.running_general)
         later = (self.unclaimed, self.model.replace("|", ":"), self.since_ms)
-        return "|".join(map(str, (self.name, self.cluster, *words, *later)))
+        load = (f"load={self.load}",) if self.load else ()
+        return "|".join(map(str, (self.name, self.cluster, *words, *later, *load)))
 
     @classmethod
     def decode(cls, member: bytes) -> IngressLease:
-        name, cluster, *words, model, since = member.decode().split("|")[:10]
+        name, cluster, *all_words = member.decode().split("|")
+        (*words, model, since), later = all_words[:8], all_words[8:]
         complete, running, waiting, _, long, unclaimed = (int(word or 0) for word in words)
         use = (bool(complete), running, waiting, long, unclaimed)
-        return cls(name, cluster, *use, model.replace(":", "|"), int(since))
+        load = [word.removeprefix("load=") for word in later if word.startswith("load=")]
+        return cls(name, cluster, *use, model.replace(":", "|"), int(since), "".join(load[:1]))
 
 
 class WorkerLease(NamedTuple):

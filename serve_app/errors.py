@@ -67,7 +67,7 @@ _REASONS = {
     431: "headers_too_large",
     499: "cancelled client_disconnected",
     500: "engine_error poison internal",
-    503: "journal_unavailable attempt_lost",
+    503: "journal_unavailable attempt_lost overloaded",
     504: "deadline",
 }
 _STATUS = {
@@ -207,7 +207,8 @@ class RequestRefused(HermesError):
     def headers(self) -> dict[str, str]:
         headers = {**self.more_headers, "x-hermes-reason": str(self.reason)}
         if self.retry_after_s is not None:
-            seconds = max(1.0, self.retry_after_s) * random.uniform(1.0, 1.0 + self.jitter)
+            least_s = 1.0 if self.jitter else 0.0
+            seconds = max(least_s, self.retry_after_s) * random.uniform(1.0, 1.0 + self.jitter)
             headers["retry-after"] = str(math.ceil(seconds))
             # OpenAI's clients read this one first.
             headers["retry-after-ms"] = str(math.ceil(seconds * 1000))

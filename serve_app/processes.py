@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from serve_app import timings
 from serve_app.admission.admission import Admission
 from serve_app.admission.limits import AdmissionLimits
 from serve_app.admission.tenant_limits import TenantLimits
@@ -37,6 +38,7 @@ from serve_app.journal.writer import JournalWriter
 from serve_app.observability.order_metrics import OrderTelemetry
 from serve_app.policy.classes import ClassRules, TenantRules
 from serve_app.policy.order import Rules
+from serve_app.policy.overload import Overload, OverloadRules
 from serve_app.policy.placement import Placement
 from serve_app.redis.check import RedisWatch
 from serve_app.request_queue.dead_letters import DeadLetters
@@ -96,6 +98,10 @@ class IngressProcess:
         self.calls = DirectCalls(
             replicas, execute, self.followers.channel, self.followers.on_message
         )
+        self.overload = Overload(
+            OverloadRules(settings.queue.async_above_s, retry_after_s=timings.RETRY_AFTER_S),
+            self.api_keys.weights,
+        )
         self.dispatcher = self._build_dispatcher(self.calls.execute)
         self._deadlines = Deadlines(self.endings, self._depths, base.clock, base.loops)
         self._unserved = Unserved(base, self.endings, self.entrance, self._members)
@@ -103,10 +109,11 @@ class IngressProcess:
         self._disconnects = Disconnects(
             base, self.followers, ingress_id, self._members, self.endings
         )
-        self.limits = AdmissionLimits(settings)
+        self.limits = AdmissionLimits(settings, self.overload, self.dispatcher.expected)
+        self.dispatcher.unclaimed = lambda: self.limits.unclaimed
         self.connections = ConnectionLimits(settings)
         self.exchanges = self._build_exchanges()
-        self.submissions = Submissions(settings, self.followers.channel, base.clock)
+        self.submissions = Submissions(settings, self.followers.channel, base.clock, self.overload)
         self.slow_readers = SlowReaders(settings.ingress.stalled_client_timeout_s, base.loops)
         self.uploads = Uploads(settings)
         self._validator = Validator(
@@ -136,6 +143,7 @@ class IngressProcess:
             base.loops,
             OrderTelemetry(base.telemetry.registry),
             order_rules(self.settings, self.api_keys.weights),
+            self.overload,
         )
 
     def _build_exchanges(self) -> Exchanges:
@@ -196,7 +204,7 @@ class IngressProcess:
         await self.dispatcher.start()
         await self.membership.join_as_ingress(
             lambda: self.dispatcher.lease(
-                self.readiness.all_replicas_there(), self.limits.unclaimed
+                self.readiness.all_replicas_there(), sum(self.limits.unclaimed.values())
             ),
             self.entrance,
         )

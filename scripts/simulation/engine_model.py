@@ -273,7 +273,11 @@ class VirtualEngine:
         self._calls[sequence] = future, on_first_token
         if self._timer is None:
             self._begin()
-        await future
+        try:
+            await future
+        except asyncio.CancelledError:
+            sequence.output_tokens = sequence.produced + 1  # it ends with the step that runs
+            raise
 
     def stop(self) -> None:
         if self._timer is not None:

@@ -16,7 +16,7 @@ from .work import Record
 
 _TENANTS = 8
 """Of more tenants, the ones with the most tokens are shown."""
-_COLUMNS = ("", "requests", "answered", "tokens", "share")
+_COLUMNS = ("", "requests", "answered", "refused", "expired", "tokens", "share")
 _TIMES = ("wait s", "TTFT s", "token ms", "whole s")
 Pair = tuple[float, float]
 """p50 and p99."""
@@ -41,8 +41,9 @@ class Group:
     requests: int
     answered: int
     refused: int
+    expired: int
     open: int
-    """Neither answered nor refused when the simulation stopped."""
+    """Neither answered nor refused nor expired when the simulation stopped."""
     tokens: int
     share: float
     """Of all generated tokens."""
@@ -117,12 +118,14 @@ def _group(name: str, records: Sequence[Record], total: int) -> Group:
     judged = [record for record in records if record.work.request_class in SLOS]
     good = sum(map(_is_good, judged))
     refused = sum(record.refused for record in records)
+    expired = sum(record.expired for record in records)
     return Group(
         name,
         len(records),
         len(answered),
         refused,
-        len(records) - len(answered) - refused,
+        expired,
+        len(records) - len(answered) - refused - expired,
         tokens,
         tokens / total,
         times(lambda one: one.wait_s),
@@ -166,6 +169,8 @@ def table(found: Figures, title: str) -> str:
             group.name,
             f"{group.requests:,}",
             f"{group.answered:,}",
+            f"{group.refused:,}",
+            f"{group.expired:,}",
             f"{group.tokens:,}",
             f"{group.share:.1%}",
             *map(_pair, (group.wait_s, group.ttft_s, group.per_token_ms, group.whole_s)),
@@ -198,7 +203,6 @@ def _caption(found: Figures) -> str:
         f"preemptions {found.preemptions:,}",
         f"prefix cache {found.cached:.1%}",
         f"claims {found.claims:,}",
-        f"too long for the engine {everyone.refused:,}",
         f"still open at the end {everyone.open:,}",
     ]
     return " · ".join(parts)

@@ -1,6 +1,6 @@
 """Named workloads. To add one: a function that makes its sources from a seed, with `@preset`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from .workloads import (
     closed_loop,
     conversations,
     mixed,
+    obedient,
     open_loop,
     poisson,
     schedule,
@@ -104,6 +105,47 @@ def _flood(cluster: Cluster, seed: int) -> Plan:
         open_loop([60 + 1e-3 * number for number in range(5000)], BATCH, f"{seed}/batch"),
     ]
     return Plan(cluster, sources, 240)
+
+
+_WITHIN_S = 30.0
+_WARM_S, _OVER_S = 30.0, 120.0
+
+
+def overloaded(
+    cluster: Cluster,
+    seed: int,
+    loads: Mapping[str, float],
+    rate_per_s: float | None = None,
+    over_s: float = _OVER_S,
+) -> Plan:
+    """Chats that must end within 30 s: 30 s of 100 % load, of which each tenant has an equal part,
+    and then for each tenant its load, for `over_s`. `rate_per_s`: of 100 %, if that is known.
+    """
+    cluster = replace(cluster, refuses=True)
+    rate_per_s, sources = rate_per_s or capacity_per_s(cluster, CHAT), []
+    for tenant, load in loads.items():
+        kind, name = replace(CHAT, tenant=tenant, within_s=_WITHIN_S), f"{seed}/{tenant}"
+        arrivals_s = poisson(rate_per_s / len(loads), _WARM_S, f"{name}/warm")
+        later_s = poisson(rate_per_s * load, over_s, f"{name}/over")
+        arrivals_s += [_WARM_S + at_s for at_s in later_s]
+        sources.append(obedient(arrivals_s, kind, name))
+    return Plan(cluster, sources, _WARM_S + over_s)
+
+
+@preset("full", "chats that must end within 30 s; 100 % load", 16)
+def _full(cluster: Cluster, seed: int) -> Plan:
+    return overloaded(cluster, seed, {"tenant-0": 1.0})
+
+
+@preset("overload", "`full` and then 500 % load; who is refused obeys Retry-After once", 16)
+def _overload(cluster: Cluster, seed: int) -> Plan:
+    return overloaded(cluster, seed, {"tenant-0": 5.0})
+
+
+@preset("overload-tenants", "the same of two tenants, of which the first has weight 4", 16)
+def _overload_tenants(cluster: Cluster, seed: int) -> Plan:
+    cluster = replace(cluster, weights={"heavy": 4.0})
+    return overloaded(cluster, seed, {"heavy": 2.5, "light": 2.5})
 
 
 @preset("no-flood", "the realtime requests of `flood` alone, to compare with")

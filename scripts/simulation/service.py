@@ -9,9 +9,9 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -24,10 +24,12 @@ from serve_app.cluster.replicas import Replicas
 from serve_app.contract import CompletionStats, EngineReport, IngressLease, WorkerLease
 from serve_app.dispatch.attempts import StallTracker
 from serve_app.dispatch.dispatcher import Dispatcher
+from serve_app.errors import RequestRefused
 from serve_app.loops import Loops
-from serve_app.policy.classes import CLASSES, engine_priority
+from serve_app.policy.classes import CLASSES, TenantRules, engine_priority
 from serve_app.policy.order import DEFAULT_RULES
-from serve_app.policy.work import Work as Asked
+from serve_app.policy.overload import Asked, Overload
+from serve_app.policy.work import Work as AskedWork
 from serve_app.request_queue.entry import QueueEntry
 from workers.replica import Window
 
@@ -40,8 +42,6 @@ from .work import Record, Work
 
 _TEXTS_APART = 1 << 32
 """Distance between the identities of two texts: more than one has blocks."""
-_DEADLINE_MS = 3_600_000
-"""From the arrival. No request of a preset waits so long."""
 _CLAIM_S = 0.3e-3
 """A round trip to Redis."""
 _CALL_S = 1e-3
@@ -59,6 +59,10 @@ class Cluster:
     ingresses: int = 1
     gather_ms: float = 0.0
     """How long a claim that waited for an arrival waits for more; live: not at all."""
+    refuses: bool = False
+    """Whether what would wait too long is refused, as live."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Of tenants, if not 1."""
 
     @property
     def slots(self) -> int:
@@ -97,12 +101,16 @@ class VirtualQueue:
         self.round_trips = 0
 
     def __len__(self) -> int:
-        return sum(len(entries) for entries in self._waiting.values())
+        return sum(self.lengths().values())
+
+    def lengths(self) -> dict[str, int]:
+        """What nobody has claimed, by class."""
+        return {name: len(entries) for name, entries in self._waiting.items()}
 
     def enqueue(self, request_id: str, work: Work, now_ms: int) -> None:
         name = work.request_class
         kind = f"chat/completions {work.kind}"
-        asked = Asked(work.prompt_tokens, kind=kind, sequences=work.sequences)
+        asked = AskedWork(work.prompt_tokens, kind=kind, sequences=work.sequences)
         entry = QueueEntry(
             f"queue:{name}",
             f"{now_ms}-{next(self._numbers)}",
@@ -110,7 +118,7 @@ class VirtualQueue:
             request_id,
             work.tenant,
             work.session,
-            now_ms + _DEADLINE_MS,
+            now_ms + int(1000 * work.within_s),
             asked.cost_tokens,
             prompt_tokens=asked.prompt_tokens,
             kind=asked.kind,
@@ -183,27 +191,41 @@ class VirtualIngress:
         # The queue, its depths and the attempts are those of this file.
         queue: Any = service.queue
         this: Any = self
-        rules = DEFAULT_RULES._replace(engine_slots=cluster.max_running_requests)
+        rules = DEFAULT_RULES._replace(
+            engine_slots=cluster.max_running_requests, tenants=TenantRules(cluster.weights)
+        )
+        self.overload = Overload(weights=cluster.weights)
         me = IngressLease(name, "session-1", model="model")
         telemetry: Any = _Untold()
         self.dispatcher = Dispatcher(
-            queue, this, this, self.replicas, me, clock, Loops(), telemetry, rules
+            queue, this, this, self.replicas, me, clock, Loops(), telemetry, rules, self.overload
         )
+        self.dispatcher.unclaimed = queue.lengths
         if policy != "hermes":
             self.dispatcher._scheduler = POLICIES[policy](service.records)
 
     async def run(self, entry: QueueEntry) -> CompletionStats:
         """As `Attempts.run`: place the request, and stay with it to its last token."""
         record = self._service.records[entry.request_id]
+        self._service.begun(record)
+        left_s = record.arrived_s + record.work.within_s - self._loop.time()
+        if left_s <= 0:
+            self._service.ended(record, expired=True)
+            return CompletionStats(0, whole=False, begun=False)
         record.started_s = self._loop.time()
         key = entry.session or entry.request_id
         placed = self.replicas.place(key, entry.sequences, lambda _: None)
+        whole = False
         try:
-            await self._service.generate(record, placed.replica)
+            async with asyncio.timeout(left_s):
+                await self._service.generate(record, placed.replica)
+                whole = True
+        except TimeoutError:
+            pass
         finally:
             self.replicas.release(placed)
-        self._service.ended(record)
-        return CompletionStats(record.tokens, prompt_tokens=record.work.prompt_tokens)
+        self._service.ended(record, expired=not whole)
+        return CompletionStats(record.tokens, whole, prompt_tokens=record.work.prompt_tokens)
 
 
 class VirtualService:
@@ -217,6 +239,8 @@ class VirtualService:
         self._loop = asyncio.get_running_loop()
         self._ends: dict[str, asyncio.Future[Record]] = {}
         self._texts = 0
+        self._accepted: dict[str, tuple[VirtualIngress, float]] = {}
+        """Where each waiting request was accepted, and its cost."""
         self.beside: tuple[IngressLease, ...] = ()
         """Of other ingresses in the namespace, which are not simulated."""
         most = min(cluster.engine.max_num_seqs, cluster.max_running_requests)
@@ -253,7 +277,7 @@ class VirtualService:
         """Virtual seconds since the start."""
         return self._loop.time()
 
-    def submit(self, work: Work) -> "asyncio.Future[Record]":
+    def submit(self, work: Work, retry_of: Record | None = None) -> "asyncio.Future[Record]":
         """A request arrives. The future ends with the request. One that is too long for the engine
         is refused, as vLLM would.
         """
@@ -261,17 +285,46 @@ class VirtualService:
             self._texts += work.sequences
             work = work._replace(base=-self._texts * _TEXTS_APART)
         request_id = f"req_{len(self.records)}"
-        record = Record(request_id, work, self.now_s)
+        record = Record(request_id, work, self.now_s, retry_of=retry_of)
         self.records[request_id] = record
         end: asyncio.Future[Record] = self._loop.create_future()
         if work.prompt_tokens + work.output_tokens > self.cluster.engine.longest():
             record.refused = True
             end.set_result(record)
             return end
+        now_ms = int(VirtualClock(self._loop).unix_s() * 1000)
+        if self.cluster.refuses:
+            try:
+                self._accept(record, now_ms)
+            except RequestRefused as refusal:
+                record.refused, record.retry_after_s = True, refusal.retry_after_s
+                end.set_result(record)
+                return end
         self._ends[request_id] = end
-        clock = VirtualClock(self._loop)
-        self.queue.enqueue(request_id, work, int(clock.unix_s() * 1000))
+        self.queue.enqueue(request_id, work, now_ms)
         return end
+
+    def _accept(self, record: Record, now_ms: int) -> None:
+        """What the admission of the ingress does to which the request comes."""
+        work, ingress = record.work, random.choice(self._ingresses)
+        deadline_ms = now_ms + int(1000 * work.within_s)
+        kind, digest = (
+            f"chat/completions {work.kind}",
+            f"{abs(work.base) // _TEXTS_APART % 2**32:08x}",
+        )
+        what = work.prompt_tokens, 0, work.sequences, kind, False, digest
+        asked = Asked(work.request_class, work.tenant, now_ms, deadline_ms, *what)
+        expected = ingress.dispatcher.expected(asked)
+        ingress.overload.check(asked, expected)
+        ingress.overload.promises.kept(asked)
+        ingress.overload.enters(asked.request_class, asked.tenant, expected.cost)
+        self._accepted[record.request_id] = (ingress, expected.cost)
+
+    def begun(self, record: Record) -> None:
+        """A worker has started it, or it has ended before."""
+        if (accepted := self._accepted.pop(record.request_id, None)) is not None:
+            ingress, cost = accepted
+            ingress.overload.enters(record.work.request_class, record.work.tenant, -cost)
 
     async def generate(self, record: Record, replica: str) -> None:
         """As the worker's `execute`."""
@@ -292,8 +345,8 @@ class VirtualService:
             record.tokens = sum(one.produced for one in sequences)
             record.preemptions = sum(one.preemptions for one in sequences)
 
-    def ended(self, record: Record) -> None:
-        record.ended_s = self.now_s
+    def ended(self, record: Record, expired: bool = False) -> None:
+        record.ended_s, record.expired = self.now_s, expired
         self._ends.pop(record.request_id).set_result(record)
 
     def outcome(self, wall_s: float) -> Outcome:

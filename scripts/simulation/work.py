@@ -19,6 +19,8 @@ class Work(NamedTuple):
     """As `serve_app.policy.work.Work`: what else shows of its length."""
     sequences: int = 1
     """Answers to the one prompt, as with `n`."""
+    within_s: float = 3_600.0
+    """Its deadline, from its arrival."""
 
 
 @dataclass(slots=True)
@@ -37,10 +39,16 @@ class Record:
     preemptions: int = 0
     refused: bool = False
     """Too long for the engine."""
+    retry_after_s: float | None = None
+    """Refused with this `Retry-After`."""
+    expired: bool = False
+    """Accepted, and not answered before its deadline."""
+    retry_of: "Record | None" = None
+    """The refused request that its client has sent again as this one."""
 
     @property
     def answered(self) -> bool:
-        return self.ended_s is not None
+        return self.ended_s is not None and not self.expired
 
     @property
     def wait_s(self) -> float:

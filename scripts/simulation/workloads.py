@@ -48,6 +48,7 @@ class Kind:
     name: str = ""
     """What shows of it, beside its prompt, before it is computed."""
     sequences: int = 1
+    within_s: float = 3_600.0
 
     def __call__(self, rng: random.Random) -> Work:
         output = self.output.draw(rng)
@@ -58,6 +59,7 @@ class Kind:
             request_class=self.request_class,
             kind=self.name,
             sequences=self.sequences,
+            within_s=self.within_s,
         )
 
 
@@ -91,6 +93,26 @@ def open_loop(arrivals_s: Iterable[float], make: Make, seed: str) -> Source:
 
     rng = random.Random(seed)
     return schedule([(arrival_s, make(rng)) for arrival_s in arrivals_s])
+
+
+def obedient(arrivals_s: Iterable[float], make: Make, seed: str) -> Source:
+    """Clients who send a request that was refused again, once and when they were told to."""
+    rng = random.Random(seed)
+    timed = [(arrival_s, make(rng)) for arrival_s in arrivals_s]
+
+    async def client(service: VirtualService, work: Work) -> None:
+        first = await service.submit(work)
+        if first.retry_after_s is not None:
+            await asyncio.sleep(first.retry_after_s)
+            await service.submit(first.work, first)
+
+    async def source(service: VirtualService) -> None:
+        async with asyncio.TaskGroup() as group:
+            for arrival_s, work in timed:
+                await asyncio.sleep(max(0.0, arrival_s - service.now_s))
+                group.create_task(client(service, work))
+
+    return source
 
 
 def schedule(timed: Iterable[tuple[float, Work]]) -> Source:

@@ -24,6 +24,7 @@ from serve_app.foundation import Foundation
 from serve_app.journal.entries import RequestFacts, RequestLine
 from serve_app.journal.store import Kept
 from serve_app.observability.logs import about
+from serve_app.policy.overload import Asked
 from serve_app.policy.standing import Standing
 from serve_app.policy.tenants import NO_LIMITS, Limits
 from serve_app.policy.work import Work, output_bytes, writes_tokens
@@ -103,7 +104,7 @@ class Admission:
         passed to `unsure`.
 
         Raises:
-            RequestRefused: `queue_full`, `tenant_limit`, `storage_full`, `results_full`,
+            RequestRefused: `queue_full`, `overloaded`, `tenant_limit`, `storage_full`, `results_full`,
                 `rate_limit_exceeded`, `concurrency_limit`, `quota_exceeded`,
                 `idempotency_conflict`, `journal_lost` if the submission continues what is not
                 there.
@@ -177,7 +178,9 @@ class Admission:
             facts = msgspec.structs.replace(facts, retention_s=0.0, body_bytes=0)
         writes_bytes = output_bytes(work.kind, work.max_output_tokens, work.sequences)
         size = len(body), writes_bytes, work.sequences
-        place = self.limits.enter(facts.tenant, facts.request_class, *size)
+        place = self.limits.enter(
+            facts.tenant, facts.request_class, *size, asked=_asked(submission)
+        )
         begun = partial(self.limits.leave, place)
         try:
             answer = await send(Accepted(request_id, line, body, facts, work, limits))
@@ -230,6 +233,24 @@ def _with_twins(submission: Submission) -> RequestFacts:
     of = facts.tenant, facts.key, facts.session, facts.model, facts.alias, facts.request_class
     where = (part.encode() for part in (*of, line.path, line.query))
     return msgspec.structs.replace(facts, twins=digest(*where, submission.body))
+
+
+def _asked(submission: Submission) -> Asked:
+    """The request as the order of work sees it."""
+    facts, line, body, work, *_ = submission
+    what = facts.twins or facts.idempotency or digest(line.path.encode(), body)
+    return Asked(
+        facts.request_class,
+        facts.tenant,
+        facts.admitted_ms,
+        facts.deadline_ms,
+        work.prompt_tokens,
+        work.max_output_tokens,
+        work.sequences,
+        work.kind,
+        facts.detached,
+        digest(facts.tenant.encode(), what.encode())[:8],
+    )
 
 
 def _same(earlier: RequestFacts, now: RequestFacts) -> bool:

@@ -24,6 +24,7 @@ from serve_app.contract import Reason
 from serve_app.errors import RedisUnavailable, RequestRefused
 from serve_app.journal.store import Kept
 from serve_app.loops import jittered
+from serve_app.policy.overload import Asked, Expected, Overload
 from serve_app.redis.replies import Memory
 from serve_app.request_queue.queue import Depth, QueueDepths
 from serve_app.settings import Settings
@@ -145,6 +146,7 @@ class Place:
     sequences: int
     output_bytes: int = 0
     redis_bytes: int = 0
+    cost: float = 0.0
 
 
 @dataclass(slots=True)
@@ -158,8 +160,15 @@ class AdmissionLimits:
     always admitted, however large it is.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        overload: Overload | None = None,
+        expected: Callable[[Asked], Expected] = lambda _: Expected(0.0, 0.0),
+    ) -> None:
         self.memory = MemoryLimit(settings)
+        self._overload = overload or Overload()
+        self._expected = expected
         self.waiting: set[Place] = set()
         self.ingresses = 1
         """How many share the limits on waiting requests."""
@@ -172,9 +181,9 @@ class AdmissionLimits:
         self._by_tenant: defaultdict[tuple[str, str], _Sum] = defaultdict(_Sum)
 
     @property
-    def unclaimed(self) -> int:
-        """Requests in the queues that no ingress had claimed when they were read last."""
-        return sum(depth.waiting for depth in self._depths.values())
+    def unclaimed(self) -> dict[str, int]:
+        """Requests in the queue of each class that no ingress had claimed when it was read last."""
+        return {name: depth.waiting for name, depth in self._depths.items()}
 
     @property
     def kept_bound_bytes(self) -> float:
@@ -206,32 +215,49 @@ class AdmissionLimits:
         body_bytes: int,
         output_bytes: int = 0,
         sequences: int = 1,
+        asked: Asked | None = None,
     ) -> Place:
         """Count a request that is about to be written to Redis, and what its answer may take there,
-        until `answered` and `leave`.
+        until `answered` and `leave`. `asked`: as the order of work sees it; None if only its size
+        counts.
 
         Raises:
-            RequestRefused: `queue_full`, `tenant_limit`, `storage_full`.
+            RequestRefused: `queue_full`, `overloaded`, `tenant_limit`, `storage_full`.
         """
-        depth = self._depths.get(request_class)
-        if depth is not None and depth.waiting >= self._queue.max_waiting(request_class):
-            raise _queue_full(f"{depth.waiting} requests of class '{request_class}' wait already")
-        place = self.wait(tenant, request_class, body_bytes, sequences)
+        asked = asked or Asked(request_class, tenant)
+        expected, depth = self._expected(asked), self._depths.get(request_class)
+        if depth is not None:
+            taken = depth.waiting + self._overload.coming(asked)
+            if taken >= self._queue.max_waiting(request_class):
+                what = f"{depth.waiting} requests of class '{request_class}' wait already"
+                raise self._overload.refusal(Reason.QUEUE_FULL, what, asked, expected.cost)
+        self._overload.check(asked, expected)
+        place = self.wait(tenant, request_class, body_bytes, sequences, asked, expected.cost)
         place.output_bytes = self.memory.most_of_one(output_bytes)
         try:
             place.redis_bytes = self.memory.take(body_bytes, place.output_bytes)
         except RequestRefused:
             self.leave(place)
             raise
+        self._overload.promises.kept(asked)
         return place
 
-    def wait(self, tenant: str, request_class: str, body_bytes: int, sequences: int = 1) -> Place:
+    def wait(
+        self,
+        tenant: str,
+        request_class: str,
+        body_bytes: int,
+        sequences: int = 1,
+        asked: Asked | None = None,
+        cost: float = 0.0,
+    ) -> Place:
         """Count a request among those that wait; of its sequences no more count than an engine runs
         at a time. No class may use more than half of Redis's capacity.
 
         Raises:
             RequestRefused: `queue_full`, or `tenant_limit` if other tenants may still submit.
         """
+        asked = asked or Asked(request_class, tenant)
         share = self._queue.max_tenant_share
         most_bytes = min(self._queue.max_waiting_bytes(request_class), self.memory.room_bytes / 2)
         bound_bytes = most_bytes / self.ingresses
@@ -242,18 +268,18 @@ class AdmissionLimits:
             most = share * self._queue.max_waiting(request_class) / self.ingresses
             more_bytes = of_tenant.bytes + body_bytes
             if of_tenant.sequences + sequences > most or more_bytes > share * bound_bytes:
-                raise RequestRefused(
-                    Reason.TENANT_LIMIT,
-                    f"Your requests of class '{request_class}' that wait already ask for "
-                    f"{of_tenant.sequences} answers or texts, with {of_tenant.bytes} bytes; please "
-                    "wait for some of them.",
-                    retry_after_s=timings.RETRY_AFTER_S,
+                what = f"Your requests of class '{request_class}' that wait already ask for "
+                what += f"{of_tenant.sequences} answers or texts, with {of_tenant.bytes} bytes"
+                instead = "wait for some of them"
+                raise self._overload.refusal(
+                    Reason.TENANT_LIMIT, what, asked, cost, instead=instead
                 )
         if of_class.sequences and of_class.bytes + body_bytes > bound_bytes:
             held = f"{of_class.bytes} bytes of requests of class '{request_class}' wait already"
-            raise _queue_full(held)
-        place = Place(request_class, tenant, body_bytes, sequences)
+            raise self._overload.refusal(Reason.QUEUE_FULL, held, asked, cost)
+        place = Place(request_class, tenant, body_bytes, sequences, cost=cost)
         self.waiting.add(place)
+        self._overload.enters(request_class, tenant, cost)
         for one in (of_class, self._by_tenant[request_class, tenant]):
             one.sequences += sequences
             one.bytes += body_bytes
@@ -270,6 +296,7 @@ class AdmissionLimits:
         if place not in self.waiting:
             return
         self.waiting.discard(place)
+        self._overload.enters(place.request_class, place.tenant, -place.cost)
         of_tenant = self._by_tenant[place.request_class, place.tenant]
         for one in (self._by_class[place.request_class], of_tenant):
             one.sequences -= place.sequences
@@ -300,8 +327,3 @@ class AdmissionLimits:
             except RedisUnavailable as error:
                 log.debug("cannot read the queues' depths: %s", error)
             await asyncio.sleep(jittered(timings.DEPTHS_LOOK_S))
-
-
-def _queue_full(why: str) -> RequestRefused:
-    message = f"{why}; please try again later."
-    return RequestRefused(Reason.QUEUE_FULL, message, retry_after_s=timings.RETRY_AFTER_S)

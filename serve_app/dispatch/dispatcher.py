@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from serve_app import timings
@@ -36,6 +36,7 @@ from serve_app.policy.order import (
     peers_saturated,
 )
 from serve_app.policy.prediction import Claimed
+from serve_app.policy.overload import Asked, Expected, Load, Overload, Told
 from serve_app.policy.work import output_bytes
 from serve_app.request_queue.entry import QueueEntry
 from serve_app.request_queue.queue import QueueDepths, RequestQueue
@@ -57,6 +58,10 @@ class Dispatcher:
     _loops: Loops
     _telemetry: OrderTelemetry
     _rules: Rules = DEFAULT_RULES
+    overload: Overload = field(default_factory=Overload)
+    """Is told what starts and what waits."""
+    unclaimed: Callable[[], Mapping[str, int]] = dict
+    """How many requests of each class nobody has claimed."""
 
     def __post_init__(self) -> None:
         self._scheduler: Scheduler[QueueEntry] = Scheduler(self._rules)
@@ -78,6 +83,10 @@ class Dispatcher:
     @property
     def _must_wait(self) -> bool:
         return self._scheduler.full or len(self._scheduler) > 0
+
+    def expected(self, asked: Asked) -> Expected:
+        """See `Scheduler.expected`."""
+        return self._scheduler.expected(asked)
 
     def outputs_bytes(self) -> list[int]:
         """See `output_bytes`, for each request that this dispatcher has started."""
@@ -104,6 +113,7 @@ class Dispatcher:
             waiting=self._scheduler.waiting_sequences,
             running_general=sum(one.sequences for one in using if one.general),
             unclaimed=unclaimed if self._must_wait and not self._superseded else 0,
+            load=self.overload.load(self._clock.now_ms()).encode(),
         )
 
     async def start(self) -> None:
@@ -151,7 +161,12 @@ class Dispatcher:
         order.general_capacity = allowance(for_all, map(as_general_use, others), waiting)
         order.ahead = peers_saturated(capacity, others, order.capacity)
         order.claiming = not superseded
-        self._telemetry.waiting(order.waiting(), self._clock.now_ms())
+        order.shared = self.overload.shared
+        now_ms, waiting_here = self._clock.now_ms(), order.waiting()
+        loads = tuple(Load.decode(one.load) for one in others)
+        told = Told(capacity, order.capacity, frozenset(waiting_here), loads, self.unclaimed())
+        self.overload.told(told, now_ms)
+        self._telemetry.waiting(waiting_here, now_ms)
         self._telemetry.order(order)
         self._changed.set()
         self._fill_meanwhile()
@@ -269,6 +284,8 @@ class Dispatcher:
     def _start(self, running: Running[QueueEntry]) -> None:
         entry = running.entry
         self._telemetry.started(running)
+        if running.sequences:
+            self.overload.started(entry.request_class, entry.tenant, running.cost)
         if 0 < running.sequences < entry.sequences:  # its engine may run fewer than it asks for
             entry = replace(entry, sequences=running.sequences)
         task = asyncio.create_task(self._attempts.run(entry), name=f"attempts-{entry.request_id}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from serve_app.admission.admission import Submission
 from serve_app.clock import RedisClock
 from serve_app.contract import CHATS, COUNTING, OF_RESPONSES, RESPONSES, Reason
-from serve_app.errors import RequestRefused
+from serve_app.errors import RequestRefused, invalid
 from serve_app.ingress.connection_limits import Uploads
 from serve_app.ingress.conversations import Conversations, goes_on
 from serve_app.ingress.exchange import Exchange, Exchanges
@@ -34,6 +34,7 @@ from serve_app.ingress.validation.structure import PIECE_BYTES
 from serve_app.journal.entries import RequestFacts, RequestLine
 from serve_app.observability.tracing import SERVER, Span, Tracing
 from serve_app.policy.classes import CLASSES, DEFAULT_CLASS, PUBLIC_CLASSES, SERVICE_TIERS
+from serve_app.policy.overload import Overload
 from serve_app.policy.placement import session_key
 from serve_app.policy.tenants import Tenant
 from serve_app.policy.work import work_of
@@ -137,13 +138,17 @@ class InferenceEndpoint:
 
 @dataclass(eq=False)
 class Submissions:
-    """Creates the submissions of one ingress. `wake`: the channel on which it learns of new journal
-    entries.
+    """Creates the submissions of one ingress.
+
+    Args:
+        wake: the channel on which it learns of new journal entries.
+        overload: says for which classes the breaker to background work is open.
     """
 
     settings: Settings
     wake: str
     clock: RedisClock
+    overload: Overload = field(default_factory=Overload)
 
     def of(
         self,
@@ -166,12 +171,14 @@ class Submissions:
                 class that the tenant may not use.
         """
         key = headers.get("idempotency-key", "")
+        request_class = _request_class(caller, path, headers, request)
         background = _in_background(path, request)
         detached = background or prefers_async(headers.get("prefer", ""))
+        detached = detached or self._gives_way(caller, headers, request_class)
         stored = self._stores(path, request, background)
         now_ms = self.clock.now_ms()
         facts = RequestFacts(
-            request_class=_request_class(caller, path, headers, request),
+            request_class=request_class,
             tenant=caller.id,
             session=session_key(headers, request),
             model=self.settings.model.name,
@@ -232,6 +239,14 @@ class Submissions:
         if wanted is None:
             wanted = path == RESPONSES and self.settings.journal.store_responses
         return background or (path in _STORED_PATHS and wanted is True)
+
+    def _gives_way(self, caller: Tenant, headers: Mapping[str, str], request_class: str) -> bool:
+        """Whether a request goes on without its client because the breaker of its class is open."""
+        wanted = headers.get("x-hermes-overload", caller.overload)
+        if wanted not in ("async", "refuse"):
+            what = f"must be async or refuse, not '{wanted[:40]}'"
+            raise invalid(f"The header x-hermes-overload {what}.", "x-hermes-overload")
+        return wanted == "async" and request_class in self.overload.open
 
     def _timeout_s(self, headers: Mapping[str, str], detached: bool) -> float:
         ingress = self.settings.ingress

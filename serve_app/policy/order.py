@@ -18,7 +18,7 @@ if it is the only one of its kind, and such requests hold no more than half of t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -36,6 +36,7 @@ from serve_app.policy.classes import (
     TenantRules,
     Waiting,
 )
+from serve_app.policy.overload import Expected
 from serve_app.policy.prediction import Claimed, LengthModel, Prediction, ServiceTimeModel
 
 C = TypeVar("C", bound=Claimed)
@@ -52,6 +53,8 @@ _AT_ONCE = 256
 """Entries of each class in one claim: reading a thousand takes some 20 ms of the event loop, in
 which no stream goes on.
 """
+_DEEPER = 8
+"""How many times as much is claimed ahead of a class in which several tenants wait."""
 _URGENT = (CRITICAL, "realtime")
 _TENANTS = 8
 """How many tenants' shortest requests are considered for a spare slot."""
@@ -142,6 +145,10 @@ class Scheduler(Generic[C]):
         """Whether to claim requests that cannot start yet. Nobody else can start them, so it is
         for the time in which other ingresses have hardly any capacity left.
         """
+        self.shared: Collection[str] = ()
+        """The classes in which several tenants wait: of these more is claimed ahead, because the
+        requests of one may lie in the queue behind many of another.
+        """
         self.classes = ClassOrder(rules.classes)
         self.lines: dict[str, TenantLines[C]] = {
             name: TenantLines(rules.tenants) for name in CLASSES
@@ -196,7 +203,8 @@ class Scheduler(Generic[C]):
         waiting = {name: len(line) for name, line in self.lines.items()}
         ahead = self.ahead or self._only_spare_free
         most = math.ceil(self._rules.claim_ahead * self.capacity) if ahead else 0
-        return what_to_claim(self.capacity, self.taken, waiting, most, self._only_spare_free)
+        bounds = {name: most * (_DEEPER if name in self.shared else 1) for name in waiting}
+        return what_to_claim(self.capacity, self.taken, waiting, bounds, self._only_spare_free)
 
     def add(self, entry: C) -> None:
         predicted, prompt_tokens = self.lengths.predict(entry), _prompt(entry)
@@ -213,6 +221,15 @@ class Scheduler(Generic[C]):
         line.add(waiting)
         self.waiting_sequences += self._slots(entry)
         self._by_deadline.push(entry.deadline_ms, waiting)
+
+    def expected(self, entry: Claimed) -> Expected:
+        """What a request will probably cost and how long it will run, at most the mean of all: a
+        long one may be shorter than expected.
+        """
+        predicted, prompt_tokens = self.lengths.predict(entry), _prompt(entry)
+        cost = self._rules.tenants.cost(prompt_tokens, _output(entry, predicted))
+        run_ms = self.pace.predict_ms(prompt_tokens, predicted.mean)
+        return Expected(cost, min(run_ms, self.pace.mean_ms))
 
     def next(self, now_ms: int) -> Running[C] | None:
         """The request that starts now; it runs until `ended` is called.
@@ -476,7 +493,11 @@ def as_general_use(use: IngressLease) -> IngressLease:
 
 
 def what_to_claim(
-    capacity: int, taken: int, waiting: Mapping[str, int], ahead: int, only_spare_free: bool
+    capacity: int,
+    taken: int,
+    waiting: Mapping[str, int],
+    ahead: Mapping[str, int],
+    only_spare_free: bool,
 ) -> Claim | None:
     """What to claim next, if anything.
 
@@ -491,9 +512,9 @@ def what_to_claim(
         only_spare_free: whether only an arrival can take what is free.
     """
     free, empty = capacity - taken, not any(waiting.values())
-    if empty and (free > max(1, capacity / 4) or not ahead):
+    if empty and (free > max(1, capacity / 4) or not any(ahead.values())):
         return Claim(tuple(waiting), min(math.ceil(free / len(waiting)), _AT_ONCE), wait=True)
-    room = {name: ahead - count for name, count in waiting.items() if count < ahead}
+    room = {name: ahead[name] - count for name, count in waiting.items() if count < ahead[name]}
     if not room:
         return None
     # Little by little, so that several ingresses get similar parts of a sudden backlog.

@@ -421,6 +421,9 @@ class QueueSettings(Section):
     max_tenant_share: float = Field(0.5, gt=0, le=1)
     """Share of a class's queue, in sequences and bytes, that one tenant may use, if API keys are
     required"""
+    async_above_s: float = Field(0.0, ge=0)
+    """Estimated wait above which the new requests of a class become background work, if they allow
+    it, or are refused (`overloaded`). 0: never"""
     max_engine_deaths: int = Field(3, ge=1)
     """A request is given up as poison after this many engines that ran it have died"""
     dead_letters: int = Field(100, ge=0)
