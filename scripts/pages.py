@@ -36,8 +36,8 @@ ADVICE: dict[Reason, str] = {
     Reason.UNSUPPORTED_MEDIA_TYPE: "Send the body as `application/json`, and without "
     "`Content-Encoding`.",
     Reason.QUEUE_FULL: "As many requests of this class wait as may: retry after `Retry-After`.",
-    Reason.OVERLOADED: "The request would wait for too long: retry after `Retry-After`, give it "
-    "more time, or send it with `Prefer: respond-async`.",
+    Reason.OVERLOADED: "The request would wait for too long: retry after `Retry-After`, or send it "
+    "with `Prefer: respond-async`.",
     Reason.STORAGE_FULL: "Redis has no memory for more requests: retry after `Retry-After`.",
     Reason.RESULTS_FULL: "Retained answers fill their share: delete old ones, or retry after "
     "`Retry-After`.",

@@ -22,9 +22,10 @@ from serve_app.dispatch.attempts import Attempts
 from serve_app.dispatch.dispatcher import Dispatcher
 from serve_app.dispatch.unserved import Unserved
 from serve_app.foundation import Foundation
-from serve_app.ingress import dead_letters_api, objects_api, status, usage_api
+from serve_app.ingress import capacity_api, dead_letters_api, objects_api, status, usage_api
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.app import build_app
+from serve_app.ingress.capacity_api import Capacity
 from serve_app.ingress.connection_limits import ConnectionLimits, Uploads
 from serve_app.ingress.conversations import Conversations
 from serve_app.ingress.disconnects import Disconnects
@@ -180,6 +181,9 @@ class IngressProcess:
             objects_api.response_routes(base.store, self.endings, readers),
             objects_api.chat_routes(base.store, readers, self.uploads, settings.limits),
             usage_api.routes(settings.namespace, base.link, base.clock, readers),
+            capacity_api.routes(
+                Capacity(self._id, settings.model.name, self.overload, self.limits, self._members)
+            ),
             dead_letters_api.routes(self._dead, readers, self.exchanges, self.submissions.again),
         ]
         return build_app(

@@ -104,8 +104,8 @@ class Admission:
         passed to `unsure`.
 
         Raises:
-            RequestRefused: `queue_full`, `overloaded`, `tenant_limit`, `storage_full`, `results_full`,
-                `rate_limit_exceeded`, `concurrency_limit`, `quota_exceeded`,
+            RequestRefused: `queue_full`, `overloaded`, `tenant_limit`, `storage_full`,
+                `results_full`, `rate_limit_exceeded`, `concurrency_limit`, `quota_exceeded`,
                 `idempotency_conflict`, `journal_lost` if the submission continues what is not
                 there.
             RedisUnavailable: Redis cannot be reached.

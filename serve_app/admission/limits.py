@@ -176,14 +176,15 @@ class AdmissionLimits:
         self._kept_share = settings.journal.max_retained_share
         self._tenants_differ = settings.auth.required
         self._most_at_once = settings.workers.max_running_requests
-        self._depths: Mapping[str, Depth] = {}
+        self.depths: Mapping[str, Depth] = {}
+        """Of the queue of each class, when it was read last."""
         self._by_class: defaultdict[str, _Sum] = defaultdict(_Sum)
         self._by_tenant: defaultdict[tuple[str, str], _Sum] = defaultdict(_Sum)
 
     @property
     def unclaimed(self) -> dict[str, int]:
         """Requests in the queue of each class that no ingress had claimed when it was read last."""
-        return {name: depth.waiting for name, depth in self._depths.items()}
+        return {name: depth.waiting for name, depth in self.depths.items()}
 
     @property
     def kept_bound_bytes(self) -> float:
@@ -225,7 +226,7 @@ class AdmissionLimits:
             RequestRefused: `queue_full`, `overloaded`, `tenant_limit`, `storage_full`.
         """
         asked = asked or Asked(request_class, tenant)
-        expected, depth = self._expected(asked), self._depths.get(request_class)
+        expected, depth = self._expected(asked), self.depths.get(request_class)
         if depth is not None:
             taken = depth.waiting + self._overload.coming(asked)
             if taken >= self._queue.max_waiting(request_class):
@@ -318,7 +319,7 @@ class AdmissionLimits:
         while True:
             try:
                 self.memory.looking()
-                self._depths, memory = await depths.look()
+                self.depths, memory = await depths.look()
                 started = map(self.memory.most_of_one, running())
                 of_queues, in_all = ingresses()
                 waiting = [place.output_bytes for place in self.waiting]

@@ -35,8 +35,8 @@ from serve_app.policy.order import (
     general_slots,
     peers_saturated,
 )
-from serve_app.policy.prediction import Claimed
 from serve_app.policy.overload import Asked, Expected, Load, Overload, Told
+from serve_app.policy.prediction import Claimed
 from serve_app.policy.work import output_bytes
 from serve_app.request_queue.entry import QueueEntry
 from serve_app.request_queue.queue import QueueDepths, RequestQueue
@@ -168,6 +168,7 @@ class Dispatcher:
         self.overload.told(told, now_ms)
         self._telemetry.waiting(waiting_here, now_ms)
         self._telemetry.order(order)
+        self._telemetry.overload(self.overload)
         self._changed.set()
         self._fill_meanwhile()
 

@@ -5,6 +5,7 @@ again or to delete.
 from __future__ import annotations
 
 import datetime
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -17,8 +18,11 @@ from serve_app.ingress.exchange import Exchanges
 from serve_app.ingress.objects import listing, not_found
 from serve_app.ingress.objects_api import Readers
 from serve_app.journal.entries import RequestFacts
+from serve_app.policy.tenants import Tenant
 from serve_app.policy.work import work_of
 from serve_app.request_queue.dead_letters import DeadLetter, DeadLetters, Unreadable
+
+log = logging.getLogger("hermes.ingress")
 
 PATH = "/v1/organization/dead_letters"
 _ONE = PATH + "/{request_id}"
@@ -38,6 +42,11 @@ def routes(
     def answer(request: Request, make: Callable[[], Awaitable[dict[str, Any]]]) -> Response:
         request.state.caller.check_admin("Dead letters are")
         return readers.json(request, make)
+
+    def tell(request: Request, what: str) -> None:
+        """An operator has changed something."""
+        caller: Tenant = request.state.caller
+        log.info("admin: %s tenant=%s key=%s", what, caller.id, caller.key_id or "none")
 
     async def found(request_id: str) -> DeadLetter:
         last = None
@@ -82,6 +91,7 @@ def routes(
             submission = Submission(again(letter.facts), letter.line, letter.body, work, key)
             new_id, *_ = await exchanges.submit_detached(submission)
             await dead.remove(request_id)
+            tell(request, f"dead_letter.redriven request={request_id} as={new_id}")
             return {"id": request_id, "object": "dead_letter.redriven", "request_id": new_id}
 
         return answer(request, make)
@@ -91,6 +101,7 @@ def routes(
         async def make() -> dict[str, Any]:
             await found(request_id)
             await dead.remove(request_id)
+            tell(request, f"dead_letter.deleted request={request_id}")
             return {"id": request_id, "object": "dead_letter.deleted", "deleted": True}
 
         return answer(request, make)

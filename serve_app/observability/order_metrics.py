@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from serve_app.observability.metrics import Metrics
 from serve_app.policy.classes import CLASSES
 from serve_app.policy.order import Completion, Running, Scheduler
+from serve_app.policy.overload import Overload
 
 _TENANTS = 50
 OTHER_TENANTS = "@other"
@@ -92,6 +93,11 @@ class OrderTelemetry(Metrics):
         self.set("hermes_prediction_error_ratio", scheduler.lengths.error_ratio)
         lines = scheduler.lines.items()
         self.tenants.counters({name: line.counters.waiting() for name, line in lines})
+
+    def overload(self, its: Overload) -> None:
+        for name in CLASSES:
+            self.set("hermes_estimated_wait_seconds", its.wait_s(name) or 0.0, name)
+            self.set("hermes_breaker_open", name in its.open, name)
 
     def ended(self, settled: Completion, lengths_useful: bool, promotions: int) -> None:
         """It is known what a request has written, and how often ageing has promoted one so far."""

@@ -4,7 +4,9 @@ against a service.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import re
 import time
 from pathlib import Path
@@ -182,6 +184,23 @@ async def test_only_operators_see_or_touch_them(w: World, tmp_path: Path) -> Non
         told_by = await hermes(at, "dead-letters", "list", HERMES_API_KEY="tenant-1")
     assert (told_by.exit_code, told_by.stdout) == (1, "")
     assert "auth.admin_tenants" in told_by.stderr
+
+
+async def test_who_sends_one_again_or_deletes_it_is_logged(
+    w: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await give_up(w, "req_1", "req_2")
+    auth = {**keys_of(tmp_path, "ops"), "admin_tenants": ["ops"]}
+    caplog.set_level(logging.INFO, "hermes.ingress")
+    async with door(w.settings.redis.url, w.settings.namespace, auth=auth) as at:
+        headers = {"authorization": "Bearer ops"}
+        again = await at.http.post(f"{PATH}/req_1/redrive", headers=headers)
+        await at.http.delete(f"{PATH}/req_2", headers=headers)
+    who = f"tenant=ops key=key_{hashlib.sha256(b'ops').hexdigest()[:12]}"
+    assert [line for line in caplog.messages if line.startswith("admin: ")] == [
+        f"admin: dead_letter.redriven request=req_1 as={again.json()['request_id']} {who}",
+        f"admin: dead_letter.deleted request=req_2 {who}",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ async def test_a_repeat_joins_however_many_requests_wait(w: World) -> None:
     )
     async with admitting(full) as its:
         first, _ = await its.post(KEY)
-        its.limits._depths = await w.depths()
+        its.limits.depths = await w.depths()
         with pytest.raises(RequestRefused):
             await its.post("another key")
         assert (await its.post(KEY))[0].request_id == first.request_id
