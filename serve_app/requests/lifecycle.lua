@@ -164,8 +164,9 @@ local function limited(limit) -- what is used now, and the number of the limit t
   -- clocks differ by less than a minute; if by more, Redis's own was set back
   if now > is.w or now < is.w - 1 then
     local minutes, each = math.max(now - is.w, 1), tonumber(limits[3])
-    local owed = math.max(is.d, 0) + math.max(is.t - each, 0) - (minutes - 1) * each
-    is.w, is.r, is.d, is.t = now, 0, 0, each > 0 and math.max(owed, 0) or 0
+    local owed = each > 0 and math.max(is.d - (minutes - 1) * each, 0) or 0
+    is.w, is.r, is.t = now, 0, math.min(owed, each)
+    is.d = owed - is.t
   end
   if month > is.m or month < is.m - 1 then is.m, is.u = month, 0 end
   local used, wanted = {is.u, is.r, is.t, is.c, is.b}, {tokens, 1, tokens, 1, background}

@@ -52,6 +52,7 @@ class Clients:
         key: str = "",
         most: int | None = None,
         body: bytes = b"{}" * 500,
+        path: str = "/v1/completions",
     ) -> Receipt:
         """Accept a request at one ingress, or at the next one in turn."""
         ingress = self.ingresses[next(self.turn) % len(self.ingresses) if at is None else at]
@@ -67,7 +68,7 @@ class Clients:
             detached=background,
         )
         work = Work(tokens, tokens if most is None else most, "completions w0")
-        asked = Submission(facts, LINE, body, work, key, limits=self.limits)
+        asked = Submission(facts, replace(LINE, path=path), body, work, key, limits=self.limits)
         receipt = await ingress.exchanges.admission.submit(asked)
         receipt.begun()
         return receipt

@@ -104,6 +104,7 @@ async def test_what_an_answer_takes_beyond_its_reservation_is_paid_in_the_next_m
         clients.now_ms += MINUTE
         refusal = await clients.refused(1)
         assert refusal.more_headers["x-ratelimit-remaining-tokens"] == "0"
+        assert await clients.accepts(path="/tokenize"), "which takes none"
         clients.now_ms += 2 * MINUTE
         assert left_tokens(await clients.send(5)) == 80, "10 were still to be paid"
         clients.now_ms += MINUTE
