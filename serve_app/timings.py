@@ -104,7 +104,9 @@ SUBSCRIPTION_PING_S = 1.5
 SUBSCRIPTION_ANSWER_S = 2.5
 """How long the answer to that ping may take; so a dead connection is replaced after 4 s."""
 ENDED_WITHIN_S = 300.0
-"""A journal outlives its deadline by at least this long, so that a late ending finds it."""
+"""A journal outlives its deadline by at least this long, so that a late ending finds it. Then what
+nobody could end no longer counts for its tenant's limits.
+"""
 
 WHOLES_AT_ONCE = 4
 """Whole journals of up to `journal.max_answer_bytes` that one ingress holds at a time."""

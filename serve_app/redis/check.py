@@ -137,11 +137,12 @@ XACK {queue} g 0-1
 XDEL {queue} 0-1
 ZADD {set} 1 x
 PEXPIRE {set} {ms}
+ZCARD {set}
 ZRANK {set} x
 ZRANGE {set} 0 0
 ZREVRANK {set} x
 ZREVRANGE {set} 0 0
-ZRANGEBYSCORE {set} 0 +inf
+ZRANGEBYSCORE {set} 0 +inf LIMIT 0 1
 ZREMRANGEBYRANK {set} 0 -2
 ZREMRANGEBYSCORE {set} -inf 0
 ZREM {set} x

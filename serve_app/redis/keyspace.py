@@ -79,6 +79,11 @@ def limits_key(namespace: str, tenant: str) -> str:
     return f"{namespace}:limits:{tenant}"
 
 
+def running_key(namespace: str, tenant: str) -> str:
+    """A limited tenant's requests that have not ended, by when they have for certain."""
+    return f"{namespace}:running:{tenant}"
+
+
 def wake_channel(namespace: str, ingress_id: str) -> str:
     """Wake-ups for an ingress: the new entries of the journals that it follows."""
     return f"{namespace}:w:{ingress_id}"

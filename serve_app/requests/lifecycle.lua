@@ -13,11 +13,12 @@ accept  KEYS  none; or 1 the string of an idempotency key, 2 the journal of its 
               4... commands, of which the second gets the first one's reply as field `i`
         returns 1; 0 if the condition does not hold; the error of the command that was refused; the
               id of the twin that is joined: nothing else is done then
-        LIMIT is the first command if the tenant has limits: what it has used of them (key), its
-              lifetime (ms), now (ms), this month, the tokens and the background tokens that the
-              request takes, the limits in the order of `wanted` (0: none). Without a command behind
-              it, nothing is accepted. It returns a list: the above, or -1 if nothing was accepted;
-              the number of the limit that refuses or 0; and the numbers of `Standing`
+        LIMIT is the first command if the tenant has limits: what it has used of them (key), what
+              has not ended (key), their lifetime (ms), now (ms), when the request has ended for
+              certain (ms; 0: no limit counts it), its id, this month, the tokens and the background
+              tokens that it takes, the limits in the order of `wanted` (0: none). Without a command
+              behind it, nothing is accepted. It returns a list: the above, or -1 if nothing was
+              accepted; the number of the limit that refuses or 0; and the numbers of `Standing`
               (policy/standing.py)
 leave   KEYS  1 twins
         ARGV  2 id, 3 lifetime (ms): no retry joins this request
@@ -36,8 +37,8 @@ end     KEYS  1 journal, 2 ledger of the hour
               booked then
         TELL is a command of its own: it publishes to whoever has claimed a queue entry (stream,
               group, id, channel without the ingress's name, message);
-        SETTLE, too: gives back what the request has taken of its tenant's limits (key, lifetime,
-              month, tokens, background tokens), and counts what it has used;
+        SETTLE, too: gives back what the request has taken of its tenant's limits (both keys,
+              lifetime, id, month, tokens, background tokens), and counts what it has used;
         LEAVE, too: no retry joins a request any more, unless nobody alive has read it: then one may
               for a while (twins, id, channel, until and lifetime, ms)
 
@@ -47,6 +48,7 @@ begin by deleting what no stream has.
 Source: https://redis.io/docs/latest/develop/programmability/eval-intro
 ]]
 local TWINS = 32 -- equal requests at a time that a retry can join
+local OVERDUE = 100 -- requests that nobody has ended, of which one call frees the places
 local LARGE = {b = true, o = true, z = true, f = true} -- `f` means nothing without `b`
 
 local function commands(at)
@@ -138,29 +140,43 @@ What a tenant has used of its limits, a string of numbers, to which a newer vers
 
   w  minute since 1970     m  month     u  tokens of the month
   r, t  requests, and tokens, of the minute
-  c, b  requests, and background tokens, of what has not ended
+  c, b  requests, and background tokens, of what has not ended: a sorted set has `<id> <background
+        tokens>` of each, by when it has ended for certain. `c` is its size, written for an older
+        version; `b` changes only with a member, and without one is 0 again
   d  tokens that answers have taken since beyond their reservations, which the next minute pays
 ]]
 local STANDING = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (-?%d+)(.*)$'
 
-local function used_of(key)
-  local w, m, u, r, t, c, b, d, more = string.match(redis.call('GET', key) or '', STANDING)
-  local known, of = w, tonumber
-  if not known then w, m, u, r, t, c, b, d, more = 0, 0, 0, 0, 0, 0, 0, 0, '' end
+local function used_of(key, running)
+  local w, m, u, r, t, _, b, d, more = string.match(redis.call('GET', key) or '', STANDING)
+  local known, of, c = w, tonumber, redis.call('ZCARD', running)
+  if not known then w, m, u, r, t, b, d, more = 0, 0, 0, 0, 0, 0, 0, '' end
+  if c == 0 then b = 0 end
   return {
-    w = of(w), m = of(m), u = of(u), r = of(r), t = of(t), c = of(c), b = of(b), d = of(d), more = more
+    w = of(w), m = of(m), u = of(u), r = of(r), t = of(t), c = c, b = of(b), d = of(d), more = more
   }, known
 end
 
 local function save(key, lifetime, is)
   local form = string.rep('%.0f ', 7) .. '%.0f%s'
   local value = string.format(form, is.w, is.m, is.u, is.r, is.t, is.c, is.b, is.d, is.more)
-  redis.call('SET', key, value, 'PX', lifetime)
+  return redis.pcall('SET', key, value, 'PX', lifetime)
+end
+
+local function free(is, key, running, lifetime, now_ms) -- the places of what nobody could end
+  if is.c == 0 then return end
+  local overdue = redis.call('ZRANGEBYSCORE', running, '-inf', now_ms, 'LIMIT', 0, OVERDUE)
+  if #overdue == 0 then return end
+  is.c = is.c - #overdue
+  for _, member in ipairs(overdue) do is.b = math.max(is.b - string.match(member, '%d+$'), 0) end
+  -- a full Redis refuses this, and would let pass all that follows a deletion
+  if save(key, lifetime, is).ok then redis.call('ZREM', running, unpack(overdue)) end
 end
 
 local function limited(limit) -- what is used now, and the number of the limit that refuses more
-  local is, now, month = used_of(limit[2]), math.floor(limit[4] / 60000), tonumber(limit[5])
-  local tokens, background, limits = tonumber(limit[6]), tonumber(limit[7]), {unpack(limit, 8)}
+  local is, now, limits = used_of(limit[2], limit[3]), math.floor(limit[5] / 60000), {unpack(limit, 11)}
+  local month, tokens, background = tonumber(limit[8]), tonumber(limit[9]), tonumber(limit[10])
+  free(is, unpack(limit, 2, 5))
   -- clocks differ by less than a minute; if by more, Redis's own was set back
   if now > is.w or now < is.w - 1 then
     local minutes, each = math.max(now - is.w, 1), tonumber(limits[3])
@@ -178,17 +194,24 @@ local function limited(limit) -- what is used now, and the number of the limit t
 end
 
 local function take(limit, is)
-  is.r, is.c = is.r + 1, is.c + 1
-  is.t, is.u, is.b = is.t + limit[6], is.u + limit[6], is.b + limit[7]
-  save(limit[2], limit[3], is)
+  local _, key, running, lifetime, _, ends, id, _, tokens, background = unpack(limit)
+  is.r, is.t, is.u = is.r + 1, is.t + tokens, is.u + tokens
+  if ends ~= '0' and redis.call('ZADD', running, ends, id .. ' ' .. background) == 1 then
+    is.c, is.b = is.c + 1, is.b + background
+    redis.call('PEXPIRE', running, lifetime)
+  end
+  save(key, lifetime, is)
 end
 
-local function settle(used, key, lifetime, month, tokens, background)
-  local is, known = used_of(key)
+local function settle(used, key, running, lifetime, id, month, tokens, background)
+  local is, known = used_of(key, running)
+  if is.c > 0 and redis.call('ZREM', running, id .. ' ' .. background) == 1 then
+    is.c, is.b = is.c - 1, math.max(is.b - background, 0)
+  end
   if not known then return end -- its lifetime is over
   local prompt, output = string.match(used, '^(%d+) %d+ (%d+)')
   local beyond = prompt + output - tokens
-  is.c, is.b, is.d = math.max(is.c - 1, 0), math.max(is.b - background, 0), is.d + beyond
+  is.d = is.d + beyond
   if beyond > 0 or is.m == tonumber(month) then is.u = math.max(is.u + beyond, 0) end
   save(key, lifetime, is)
 end

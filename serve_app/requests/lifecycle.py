@@ -49,6 +49,7 @@ from serve_app.redis.keyspace import (
     limits_key,
     queue_key,
     requests_key,
+    running_key,
     twins_key,
     usage_key,
     wake_channel,
@@ -282,9 +283,13 @@ def _limit(settings: Settings, accepted: Accepted) -> list[Command]:
     facts, reserved = accepted.facts, accepted.facts.reserved
     if reserved is None:
         return []
-    key, now_ms = limits_key(settings.namespace, facts.tenant), facts.admitted_ms
+    limits, whose = accepted.limits, (settings.namespace, facts.tenant)
+    counted = limits.concurrent_requests or limits.background_tokens
+    ended_ms = facts.deadline_ms + int(timings.ENDED_WITHIN_S * 1000) if counted else 0
+    used = limits_key(*whose), running_key(*whose), timings.LIMITS_KEPT_MS
     asked = reserved.month, reserved.tokens, reserved.background_tokens
-    return [("LIMIT", key, timings.LIMITS_KEPT_MS, now_ms, *asked, *in_order(accepted.limits))]
+    its = facts.admitted_ms, ended_ms, accepted.request_id
+    return [("LIMIT", *used, *its, *asked, *in_order(limits))]
 
 
 def _settle(settings: Settings, ended: Ended) -> list[Command]:
@@ -292,9 +297,10 @@ def _settle(settings: Settings, ended: Ended) -> list[Command]:
     facts = ended.summary.request
     if facts is None or facts.reserved is None:
         return []
-    its, key = facts.reserved, limits_key(settings.namespace, facts.tenant)
+    its, whose = facts.reserved, (settings.namespace, facts.tenant)
+    used = limits_key(*whose), running_key(*whose), timings.LIMITS_KEPT_MS
     given = its.month, its.tokens, its.background_tokens
-    return [("SETTLE", key, timings.LIMITS_KEPT_MS, *given)]
+    return [("SETTLE", *used, ended.request_id, *given)]
 
 
 def not_joined(settings: Settings, request_id: str, facts: RequestFacts) -> Command:

@@ -33,6 +33,7 @@ from serve_app.journal.usage import Usage
 from serve_app.journal.writer import JournalWriter
 from serve_app.local import processes, redis_server
 from serve_app.observability.metrics import Telemetry
+from serve_app.policy.tenants import NO_LIMITS, Limits
 from serve_app.policy.work import Work
 from serve_app.redis.keyspace import journal_key, queue_key, wake_channel
 from serve_app.redis.link import RedisLink
@@ -181,11 +182,17 @@ class World:
         return await self.accept(request_id, facts, body, sequences)
 
     async def accept(
-        self, request_id: str, facts: RequestFacts, body: bytes = b"{}", sequences: int = 1
+        self,
+        request_id: str,
+        facts: RequestFacts,
+        body: bytes = b"{}",
+        sequences: int = 1,
+        limits: Limits = NO_LIMITS,
     ) -> str:
         """Accept a request with all its facts given."""
         work = Work(7, kind="chat/completions s1", sequences=sequences)
-        await accept(self.link, self.settings, Accepted(request_id, LINE, body, facts, work))
+        accepted = Accepted(request_id, LINE, body, facts, work, limits)
+        await accept(self.link, self.settings, accepted)
         return request_id
 
     async def opened(

@@ -37,7 +37,8 @@ from serve_app.journal.reader import JournalReader
 from serve_app.journal.usage import sums
 from serve_app.journal.writer import JournalWriter
 from serve_app.policy.standing import Reserved
-from serve_app.redis.keyspace import limits_key
+from serve_app.policy.tenants import Limits
+from serve_app.redis.keyspace import limits_key, running_key
 from serve_app.requests.lifecycle import Record
 from tests.journal.cable import HANGING, LATE, RETRIED, UNANSWERED, UNSENT, Cable, behind
 from tests.journal.journal_helpers import FACTS, HEAD, OPENED, SUMMARY, World
@@ -47,6 +48,7 @@ from workers.replay import recorded
 
 CANCELLED = (State.CANCELLED, Reason.CANCELLED)
 LIMITED = replace(FACTS, reserved=Reserved(10, 0, 1))
+LIMITS = Limits(concurrent_requests=10**6)
 ENDS = replace(SUMMARY, request=LIMITED)
 examples = itertools.count(1)
 
@@ -164,7 +166,8 @@ class JournalWorld(RuleBasedStateMachine):
         self.admitted += 1
         now_ms = int(time.time() * 1000)
         facts = replace(LIMITED, admitted_ms=now_ms, deadline_ms=now_ms + 60_000)
-        await self.world.accept(self.model.request_id, replace(facts, wake=self.world.channel))
+        facts = replace(facts, wake=self.world.channel)
+        await self.world.accept(self.model.request_id, facts, limits=LIMITS)
         self.stale = await self._read()
 
     def _will_be_cut(self, worker: int, cuts: list[tuple[str, str]]) -> None:
@@ -300,6 +303,8 @@ class JournalWorld(RuleBasedStateMachine):
         assert await booked(self.world) == ended
         of_limits = await self.world.redis.get(limits_key(self.namespace, LIMITED.tenant))
         assert int(of_limits.split()[5]) == self.admitted - ended
+        running = running_key(self.namespace, LIMITED.tenant)
+        assert await self.world.redis.zcard(running) == self.admitted - ended
         for seen in {0, len(model.accepted) // 2}:
             reader = JournalReader(seen=seen)
             for entry in entries:

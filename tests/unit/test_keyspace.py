@@ -28,6 +28,7 @@ NAMES = {
     "readers_key": "n:a:a",
     "twins_key": "n:t:a",
     "limits_key": "n:limits:a",
+    "running_key": "n:running:a",
     "wake_channel": "n:w:a",
     "service_key": "n:service",
     "cluster_key": "n:cluster:a",
