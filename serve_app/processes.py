@@ -37,6 +37,7 @@ from serve_app.ingress.validation.bodies import Validator
 from serve_app.journal.followers import Followers
 from serve_app.journal.writer import JournalWriter
 from serve_app.observability.order_metrics import OrderTelemetry
+from serve_app.observability.tenant_metrics import TenantTelemetry
 from serve_app.policy.classes import ClassRules, TenantRules
 from serve_app.policy.order import Rules
 from serve_app.policy.overload import Overload, OverloadRules
@@ -94,6 +95,7 @@ class IngressProcess:
         self.api_keys = ApiKeys(
             settings.auth, base.clock.now_s, settings.order.tenant_weights, notices
         )
+        self.tenants = TenantTelemetry(base.telemetry.registry)
         valid = base.telemetry.of("hermes_policy_valid")
         valid.set_function(lambda: float(self.api_keys.valid))
         self.calls = DirectCalls(
@@ -142,7 +144,7 @@ class IngressProcess:
             self._me,
             base.clock,
             base.loops,
-            OrderTelemetry(base.telemetry.registry),
+            OrderTelemetry(base.telemetry.registry, self.tenants),
             order_rules(self.settings, self.api_keys.weights),
             self.overload,
         )
@@ -150,7 +152,7 @@ class IngressProcess:
     def _build_exchanges(self) -> Exchanges:
         base, settings = self.base, self.settings
         of_tenants = TenantLimits(self.dispatcher.output_tokens)
-        admission = Admission(base, self.limits, self._disconnects.unsure, of_tenants)
+        admission = Admission(base, self.limits, self._disconnects.unsure, of_tenants, self.tenants)
         heartbeat_s, unread = settings.ingress.heartbeat_s, self.connections.unread
         parts = Parts(self._disconnects, self._deadlines, heartbeat_s, unread)
         within_s = settings.redis.admission_timeout_s
@@ -194,6 +196,7 @@ class IngressProcess:
             self.connections.requests,
             self.slow_readers,
             base.telemetry,
+            self.tenants,
             lambda: self.entrance.let_in,
         )
 
@@ -244,6 +247,7 @@ class IngressProcess:
         self.base.telemetry.set("hermes_engines_ready", len(mine))
         self.limits.memory.workers = len(mine)
         self.base.telemetry.called(self._replicas.calls)
+        self.tenants.show_limits(self.base.clock.now_ms())
 
     def _members(self) -> Members:
         return self.membership.members

@@ -218,6 +218,7 @@ class WorkerReplica:
         attempt = Attempt(journal, facts, opened, self._telemetry, self._clock, part)
         what: Facts = {
             "hermes.request_id": request_id,
+            "hermes.tenant": facts.tenant,
             "hermes.epoch": epoch,
             "hermes.engine": self._engine.name,
         }

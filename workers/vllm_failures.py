@@ -19,6 +19,7 @@ import msgspec
 
 from serve_app.contract import ANTHROPIC, MESSAGE, OF_RESPONSES, Reason, called
 from serve_app.errors import MESSAGES, RequestRefused, context_exceeded, invalid, written
+from serve_app.observability.logs import about
 from workers.attempt import Attempt, current
 from workers.engine_plugin import replace
 from workers.request_body import as_vllm_takes
@@ -107,15 +108,18 @@ def failure_of(error: BaseException, path: str, body: bytes, attempt: Attempt) -
         return _of_schema(cause, body)
     if isinstance(error, VLLMNotFoundError):
         return RequestRefused(Reason.NOT_FOUND, _cleaned(error))
+    extra = about(attempt.request_id, attempt.facts.tenant, trace=attempt.facts.trace)
     told = isinstance(error, VLLMClientError)
     servers = isinstance(error, VLLMServerError | GracefulHTTPError | OSError | MemoryError)
     if not told and (servers or attempt.output_tokens or attempt.recorded.outputs):
-        log.error("request %s failed in vLLM's server: %r", attempt.request_id, error)
+        log.error("request %s failed in vLLM's server: %r", attempt.request_id, error, extra=extra)
         return RequestRefused(Reason.ENGINE_ERROR, MESSAGES[Reason.ENGINE_ERROR])
     if callable(errors := getattr(error, "errors", None)):  # of pydantic and FastAPI
         return _of_fields(errors(), path, body)
     if not told and not isinstance(error, ValueError | NotImplementedError):
-        log.error("request %s is not understood by vLLM: %r", attempt.request_id, error)
+        log.error(
+            "request %s is not understood by vLLM: %r", attempt.request_id, error, extra=extra
+        )
         return RequestRefused(Reason.INVALID_REQUEST, _OPAQUE, param=_read(path))
     return _mistake(_cleaned(error), getattr(error, "parameter", None), path)
 

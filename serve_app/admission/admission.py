@@ -24,6 +24,7 @@ from serve_app.foundation import Foundation
 from serve_app.journal.entries import RequestFacts, RequestLine
 from serve_app.journal.store import Kept
 from serve_app.observability.logs import about
+from serve_app.observability.tenant_metrics import TenantTelemetry
 from serve_app.policy.overload import Asked
 from serve_app.policy.standing import Standing
 from serve_app.policy.tenants import NO_LIMITS, Limits
@@ -91,6 +92,7 @@ class Admission:
     limits: AdmissionLimits
     unsure: Unsure
     of_tenants: TenantLimits
+    tenants: TenantTelemetry
     _kept_of: dict[str, tuple[float, Kept]] = field(default_factory=dict, init=False)
     """What is kept of each tenant, and when that was read."""
 
@@ -171,7 +173,7 @@ class Admission:
         facts = self.of_tenants.reserve(submission.facts, work, limits, path)
         if self.of_tenants.asks_first(facts, limits, path):
             answer = await send(Accepted(request_id, line, body, facts, work, limits, asks=True))
-            self.of_tenants.check(facts, answer.standing, path)
+            self._check(facts, answer, path)
             if answer.request_id:
                 return self._joined(answer, facts)
         if facts.kept and not await self._may_keep(facts.tenant, submission.if_there_is_room):
@@ -184,7 +186,7 @@ class Admission:
         begun = partial(self.limits.leave, place)
         try:
             answer = await send(Accepted(request_id, line, body, facts, work, limits))
-            self.of_tenants.check(facts, answer.standing, path)
+            self._check(facts, answer, path)
         except (AnswerLost, asyncio.CancelledError):
             # Redis may have received it nevertheless, or may still receive it.
             self.unsure(request_id, facts, begun)
@@ -198,9 +200,15 @@ class Admission:
             begun()
             return self._joined(answer, facts)
         self.base.telemetry.count("hermes_requests_admitted", facts.request_class)
+        self.tenants.admitted(facts.tenant)
         extra = about(request_id, facts.tenant, trace=facts.trace)
         log.debug("request %s admitted: %s", request_id, facts.request_class, extra=extra)
         return Receipt(request_id, facts, begun, standing=answer.standing)
+
+    def _check(self, facts: RequestFacts, answer: Answer, path: str) -> None:
+        if answer.standing is not None:
+            self.tenants.stands(facts.tenant, answer.standing)
+        self.of_tenants.check(facts, answer.standing, path)
 
     def _joined(self, answer: Answer, facts: RequestFacts) -> Receipt:
         request_id = answer.request_id

@@ -120,7 +120,7 @@ WITHOUT_ENGINE = (StallReason.TURN, StallReason.AGAIN, StallReason.END)
 class Stalled(NamedTuple):
     """A request, and what it waits for since when."""
 
-    request_id: str
+    entry: QueueEntry
     reason: StallReason
     since_s: float
 
@@ -131,11 +131,11 @@ class StallTracker:
     def __init__(self) -> None:
         self._stalled: dict[tuple[str, str], Stalled] = {}
 
-    def set(self, key: tuple[str, str], request_id: str, reason: StallReason, now_s: float) -> None:
+    def set(self, entry: QueueEntry, reason: StallReason, now_s: float) -> None:
         """The request waits for this from now on; if it already did, the time continues."""
-        before = self._stalled.get(key)
+        before = self._stalled.get(entry.key)
         if before is None or before.reason is not reason:
-            self._stalled[key] = Stalled(request_id, reason, now_s)
+            self._stalled[entry.key] = Stalled(entry, reason, now_s)
 
     def clear(self, key: tuple[str, str]) -> None:
         """Nobody attends to this queue entry any longer."""
@@ -321,6 +321,7 @@ class Attempts:
                     return None
             facts: Facts = {
                 "hermes.request_id": entry.request_id,
+                "hermes.tenant": entry.tenant,
                 "hermes.epoch": this.epoch,
                 "hermes.cause": this.cause or "",
             }
@@ -348,6 +349,7 @@ class Attempts:
         )
         facts: Facts = {
             "hermes.request_id": entry.request_id,
+            "hermes.tenant": entry.tenant,
             "hermes.class": entry.request_class,
         }
         began_ms = int((self._clock.local.unix_s() - waited_s) * 1000)
@@ -490,8 +492,7 @@ class Attempts:
         await self._until_reached(lambda: self._endings.end(entry.request_id, state, reason))
 
     def _stalls_for(self, entry: QueueEntry, reason: StallReason) -> None:
-        now_s = self._clock.local.monotonic_s()
-        self.stalls.set(entry.key, entry.request_id, reason, now_s)
+        self.stalls.set(entry, reason, self._clock.local.monotonic_s())
 
     def _left_s(self, entry: QueueEntry) -> float:
         """Seconds until the request's deadline; negative if it has passed."""

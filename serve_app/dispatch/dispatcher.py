@@ -271,13 +271,13 @@ class Dispatcher:
             waiting = self._attempts.stalls.longer_than(
                 timings.WAITING_TELL_S, now_s := self._clock.local.monotonic_s()
             )
-            for request_id, what, since_s in waiting[: timings.WAITING_TELL_AT_MOST]:
+            for entry, what, since_s in waiting[: timings.WAITING_TELL_AT_MOST]:
                 log.warning(
                     "dispatcher: request %s has waited for %.0f s: %s",
-                    request_id,
+                    entry.request_id,
                     now_s - since_s,
                     what,
-                    extra=about(request_id, reason=what),
+                    extra=about(entry.request_id, entry.tenant, what, entry.trace),
                 )
             if len(waiting) > timings.WAITING_TELL_AT_MOST:
                 log.warning("dispatcher: and %d more", len(waiting) - timings.WAITING_TELL_AT_MOST)
@@ -305,7 +305,9 @@ class Dispatcher:
             self._telemetry.ended(settled, order.lengths.useful, order.classes.promotions)
         if error is not None:
             # The entry remains claimed, and is taken up again from the queue.
-            log.error("dispatcher: %s failed: %r", task.get_name(), error)
+            entry = running.entry
+            extra = about(entry.request_id, entry.tenant, trace=entry.trace)
+            log.error("dispatcher: %s failed: %r", task.get_name(), error, extra=extra)
         self._changed.set()
         if not task.cancelled():
             self._fill_meanwhile()

@@ -29,6 +29,7 @@ from serve_app.ingress.validation.fields import INFERENCE_PATHS
 from serve_app.ingress.validation.headers import check_headers, check_host
 from serve_app.observability.logs import about
 from serve_app.observability.metrics import Telemetry
+from serve_app.observability.tenant_metrics import TenantTelemetry
 from serve_app.policy.standing import HEADERS as LIMIT_HEADERS
 from serve_app.policy.tenants import Role, Tenant
 from serve_app.settings import AuthSettings, Settings
@@ -79,6 +80,7 @@ class Guard:
     slow_readers: SlowReaders
     max_header_bytes: int
     telemetry: Telemetry
+    tenants: TenantTelemetry
     let_in: Callable[[], bool]
     """Whether this ingress may answer out of the namespace in Redis."""
 
@@ -98,7 +100,7 @@ class Guard:
             self.note(refusal, state)
             await refusal_answer(refusal, scope["path"])(scope, receive, send)
         except Exception as error:
-            self._note_defect(error)
+            self._note_defect(error, state)
             if state["begun"]:  # the server ends the connection, and a client may reconnect
                 raise
             await refusal_answer(_internal(), scope["path"])(scope, receive, send)
@@ -137,24 +139,27 @@ class Guard:
 
     def note(self, refusal: RequestRefused, state: dict[str, Any]) -> None:
         """Count and log a refused request."""
-        self.telemetry.count("hermes_requests_refused", refusal.reason)
-        log.info(
-            "request refused: %s: %s",
-            refusal.reason,
-            refusal.message,
-            extra=about("", state.get("tenant", ""), refusal.reason),
-        )
+        extra = self._count(refusal.reason, state)
+        log.info("request refused: %s: %s", refusal.reason, refusal.message, extra=extra)
 
-    def _note_defect(self, error: Exception) -> None:
+    def _count(self, reason: Reason, state: dict[str, Any]) -> dict[str, str]:
+        """Count a refusal. Returns what a line about it has beside its text."""
+        self.telemetry.count("hermes_requests_refused", reason)
+        tenant = state.get("tenant", "")  # empty before its API key is known
+        if tenant:
+            self.tenants.refused(tenant, reason)
+        return about("", tenant, reason)
+
+    def _note_defect(self, error: Exception, state: dict[str, Any]) -> None:
         """Count and log a defect in our code."""
-        self.telemetry.count("hermes_requests_refused", Reason.INTERNAL)
+        extra = self._count(Reason.INTERNAL, state)
         where = traceback.extract_tb(error.__traceback__)[-1]
         log.error(
             "request failed: internal: %r at %s:%d",
             error,
             where.filename,
             where.lineno,
-            extra=about(reason=Reason.INTERNAL),
+            extra=extra,
         )
 
 
@@ -166,6 +171,7 @@ def build_app(
     connections: ConnectionLimit,
     slow_readers: SlowReaders,
     telemetry: Telemetry,
+    tenants: TenantTelemetry,
     let_in: Callable[[], bool],
 ) -> Guard | CORSMiddleware:
     """The ASGI application of one ingress process, see `Guard`."""
@@ -190,6 +196,7 @@ def build_app(
         slow_readers,
         most_bytes,
         telemetry,
+        tenants,
         let_in,
     )
 

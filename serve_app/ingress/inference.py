@@ -68,7 +68,12 @@ class InferenceEndpoint:
         decoded = ((k.decode("latin-1"), v.decode("latin-1")) for k, v in scope["headers"])
         headers = {name.lower(): value for name, value in decoded}
         path = scope["path"]
-        what = {"http.request.method": "POST", "http.route": path, "url.path": path}
+        what = {
+            "http.request.method": "POST",
+            "http.route": path,
+            "url.path": path,
+            "hermes.tenant": scope["state"]["caller"].id,
+        }
         parent = headers.get("traceparent", "")
         with self.tracing.begin(f"POST {path}", parent, what, SERVER) as span:
             answer, ignored = await self._submit(scope, receive, headers, span)

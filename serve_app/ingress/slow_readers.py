@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serve_app import timings
 from serve_app.clock import SYSTEM
 from serve_app.loops import Loops
+from serve_app.observability.logs import about
 
 log = logging.getLogger("hermes.ingress")
 
@@ -88,7 +89,8 @@ class SlowReaders:
             if not paced.was_cut or task is None:
                 raise
             task.uncancel()
-            log.info("%s: the client does not read and is disconnected", scope["path"])
+            extra = about(tenant=scope.get("state", {}).get("tenant", ""))
+            log.info("%s: the client does not read and is disconnected", scope["path"], extra=extra)
         finally:
             self._sending.discard(paced)
 

@@ -58,6 +58,14 @@ class Over(IntEnum):
 
 
 _LIMITS = [of for of in Over if of]
+_FIELDS = {
+    Over.MONTH: "tokens_per_month",
+    Over.REQUESTS: "requests_per_minute",
+    Over.TOKENS: "tokens_per_minute",
+    Over.CONCURRENT: "concurrent_requests",
+    Over.BACKGROUND: "background_tokens",
+}
+"""Of `Limits`."""
 BY_THE_MINUTE = Over.REQUESTS, Over.TOKENS
 
 
@@ -87,6 +95,14 @@ class Standing(NamedTuple):
             if needed and 0 < _limit(self.limits, of) < self._used(of) + needed:
                 return of
         return Over.NONE
+
+    def used(self) -> Iterator[tuple[str, float]]:
+        """Of each limit that is set its name in `Limits`, and which share of it is used; above 1 if
+        answers took more than was expected.
+        """
+        for of in _LIMITS:
+            if limit := _limit(self.limits, of):
+                yield _FIELDS[of], self._used(of) / limit
 
     def resets_ms(self, now_ms: int, soon_s: float) -> int:
         """When the limit that refuses is reset. `soon_s`: a guess of when a request will end, for
@@ -164,9 +180,8 @@ def _begin_ms(month: int) -> int:
 
 
 def _limit(limits: Limits, of: Over) -> int:
-    by_minute = limits.requests_per_minute, limits.tokens_per_minute
-    its = limits.tokens_per_month, *by_minute, limits.concurrent_requests, limits.background_tokens
-    return its[of - 1]
+    limit: int = getattr(limits, _FIELDS[of])
+    return limit
 
 
 def in_order(limits: Limits) -> list[int]:

@@ -18,6 +18,7 @@ from serve_app.loops import Loops
 from serve_app.observability.metrics import Activity, Telemetry
 from serve_app.observability.metrics_pages import queue_gauges
 from serve_app.observability.order_metrics import OrderTelemetry
+from serve_app.observability.tenant_metrics import TenantTelemetry
 from serve_app.policy.classes import CLASSES
 from tests.chart.charts import CHART, EVERYTHING, NAMED, ROOT, documents, merged, one, program
 from tests.tables import each
@@ -68,7 +69,7 @@ EXPRESSIONS = list(_expressions())
 def own_metrics() -> dict[str, set[str]]:
     """The service's metrics, each with its labels."""
     telemetry = Telemetry()
-    OrderTelemetry(telemetry.registry)
+    OrderTelemetry(telemetry.registry, TenantTelemetry(telemetry.registry))
     Activity(telemetry.registry, Loops())
     registries: list[CollectorRegistry] = [telemetry.registry, queue_gauges({}, (0, 0), (0, 0))]
     found = {}

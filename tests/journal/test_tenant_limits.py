@@ -392,3 +392,25 @@ async def test_a_refusal_is_in_the_clients_protocol(
             assert answer.headers["x-hermes-reason"] == "rate_limit_exceeded"
             assert answer.headers[prefix] == "0"
             assert int(answer.headers["retry-after"]) > 0
+
+
+async def test_the_metrics_show_what_redis_has_told_with_an_answer(w: World) -> None:
+    async with clients_of(w, 2, requests_per_minute=4, tokens_per_month=1_000) as clients:
+        (ingress, _), name = clients.ingresses, "hermes_tenant_limit_used_ratio"
+
+        def shown(limit: str) -> float | None:
+            ingress.tenants.show_limits(clients.now_ms)
+            registry = ingress.base.telemetry.registry
+            return registry.get_sample_value(name, {"tenant": "t", "limit": limit})
+
+        for at in (1, 1, 1, 0):  # most at the other ingress
+            await clients.send(at=at)
+        assert shown("requests_per_minute") == 1
+        assert shown("tokens_per_month") == 4 * 10 / 1_000
+        assert shown("tokens_per_minute") is None
+        clients.now_ms += 2 * MINUTE
+        assert shown("requests_per_minute") == 0
+        assert await clients.accepts(at=0)
+        assert shown("requests_per_minute") == 0.25
+        count = ingress.base.telemetry.registry.get_sample_value
+        assert count("hermes_tenant_requests_admitted_total", {"tenant": "t"}) == 2

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from serve_app.observability.tracing import Facts, Span, Tracing
 from tests.journal.in_process import Door, door, in_process, settings_of
 from tests.waiting import eventually
 
@@ -249,3 +250,65 @@ async def test_only_a_gateway_names_tenant_and_class(
         for path in ("/metrics", "/v1/organization/dead_letters"):
             headers = {**bearer("a-gateway"), "x-tenant": "b"}
             assert (await d.http.get(path, headers=headers)).status_code == 403, path
+
+
+async def test_what_each_tenant_does_is_on_the_page_of_metrics_and_no_other_key_reads_a_name(
+    redis_url: str, namespace: str, tmp_path: Path
+) -> None:
+    auth = written(tmp_path, acme={"requests_per_minute": 1_000}, zeta={"tokens_per_month": 1})
+    settings = settings_of(redis_url, namespace, auth=auth, telemetry={"page_period_s": 0})
+    chat = {"model": "hermes-tiny", "messages": MESSAGES, "max_tokens": 3}
+    async with in_process(settings) as d:
+
+        async def page(key: str, path: str = "/metrics", method: str = "GET") -> httpx.Response:
+            return await d.http.request(method, path, headers=bearer(key))
+
+        async def ended() -> bool:
+            return (
+                'hermes_tenant_tokens_total{kind="output",tenant="acme"'
+                in (await page("acme-metrics")).text
+            )
+
+        for key, status in (("acme", 200), ("zeta", 429)):
+            answer = await sent(d, "/v1/chat/completions", key, **chat)
+            assert answer.status_code == status
+        await sent(d, "/v1/chat/completions", "unknown", **chat)
+        await eventually(ended)
+        text = (await page("zeta-metrics", "/metrics/")).text
+        found = {
+            (name, tenant): (labels, float(value))
+            for name, labels, tenant, value in re.findall(
+                r'^hermes_tenant_(\w+){(.*?)tenant="(\w+)",replica=.*} (.*)$', text, re.M
+            )
+        }
+        assert found["requests_admitted_total", "acme"] == ("", 1)
+        assert found["requests_refused_total", "zeta"] == ('reason="quota_exceeded",', 1)
+        assert found["tokens_total", "acme"] == ('kind="output",', 3), "the last of its two"
+        assert {tenant for _, tenant in found} == {"acme", "zeta"}, "nobody's has no name"
+        assert ("requests_admitted_total", "zeta") not in found
+        for method in ("GET", "HEAD"):
+            for path in ("/metrics", "/metrics/", "/metrics//", "/%6detrics", "/metrics?a=b"):
+                for role in ("", "-admin", "-gateway"):
+                    refused = await page(f"acme{role}", path, method)
+                    assert refused.status_code == 403, (method, path, role)
+                    assert "zeta" not in refused.text
+                assert (await page("unknown", path, method)).status_code == 401
+                assert (await page("acme-metrics", path, method)).status_code == 200
+
+
+async def test_every_span_of_a_request_names_its_tenant(
+    redis_url: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, spans = Tracing.begin, {}
+
+    def noted(self: Tracing, name: str, parent: str, facts: Facts, *more: Any, **how: Any) -> Span:
+        spans[name] = facts
+        return begin(self, name, parent, facts, *more, **how)
+
+    monkeypatch.setattr(Tracing, "begin", noted)
+    auth = written(tmp_path, acme={})
+    path = "/v1/chat/completions"
+    async with in_process(settings_of(redis_url, namespace, auth=auth)) as d:
+        await sent(d, path, "acme", model="hermes-tiny", messages=MESSAGES)
+    assert spans.keys() == {f"POST {path}", "queue", "dispatch", "attempt"}
+    assert {facts.get("hermes.tenant") for facts in spans.values()} == {"acme"}

@@ -75,6 +75,7 @@ OWNERS = {
         "serve_app.observability.metrics",
         "serve_app.observability.metrics_pages",
         "serve_app.observability.order_metrics",
+        "serve_app.observability.tenant_metrics",
     ),
     "time": (
         "serve_app.clock",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from serve_app.contract import CompletionStats
-from serve_app.observability.order_metrics import OTHER_TENANTS, OrderTelemetry
+from serve_app.observability.order_metrics import OrderTelemetry
+from serve_app.observability.tenant_metrics import TenantTelemetry
 from serve_app.policy.order import Completion
 from serve_app.policy.prediction import Prediction
 from tests.unit.virtual_order import Entry
@@ -18,7 +19,7 @@ def settled(tokens: int, tenant: str = "t", whole: bool = True) -> Completion:
 
 def test_what_has_ended_is_counted_against_the_prediction() -> None:
     registry = CollectorRegistry()
-    telemetry = OrderTelemetry(registry)
+    telemetry = OrderTelemetry(registry, TenantTelemetry(registry))
     for tokens in (1, 100, 150, 200, 201, 900):
         telemetry.ended(settled(tokens), lengths_useful=True, promotions=3)
     telemetry.ended(settled(1, whole=False), lengths_useful=True, promotions=3)
@@ -33,13 +34,3 @@ def test_what_has_ended_is_counted_against_the_prediction() -> None:
         telemetry.claimed(requests)
     found = [registry.get_sample_value(f"hermes_claim_requests_{n}") for n in ("count", "sum")]
     assert found == [2, 8], "claims that brought nothing do not count"
-
-
-def test_those_behind_beyond_the_bound_of_names_are_shown_as_one_with_the_farthest() -> None:
-    registry = CollectorRegistry()
-    tenants = OrderTelemetry(registry).tenants
-    tenants.counters({"batch": {f"t{number}": 1_000.0 - number for number in range(200)}})
-    (family,) = [one for one in registry.collect() if one.name == "hermes_tenant_deficit_cost"]
-    values = {sample.labels["tenant"]: sample.value for sample in family.samples}
-    assert len(values) == 51
-    assert (values["t0"], values["t49"], values[OTHER_TENANTS]) == (0, 49, 199)
