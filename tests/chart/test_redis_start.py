@@ -129,8 +129,8 @@ def test_a_redis_that_loads_is_alive_and_not_ready(redis: ChartRedis) -> None:
     redis.start()
     is_up(redis)
     with redis.client as client:
-        client.eval("for n = 1, 200000 do redis.call('SET', KEYS[1] .. n, 1) end", 1, "prod:")
-    redis.configure("key-load-delay 500\n")  # 500 µs a key: it loads until it is killed again
+        client.eval("for n = 1, 20000 do redis.call('SET', KEYS[1] .. n, 1) end", 1, "prod:")
+    redis.configure("key-load-delay 5000\n")  # 5 ms a key: it loads until it is killed again
     os.kill(redis.server(), signal.SIGKILL)
     until("it is alive", lambda: probed(redis, "livenessProbe"))
     assert not probed(redis, "readinessProbe"), "it still loads"
