@@ -33,8 +33,10 @@ one transaction.
 RECORD = ("evalsha", "xrevrange", "xlen")
 TWINS = ("set", "pubsub", "getdel")
 """Without an idempotency key a retry may join it: it is listed among its twins, until it ends."""
-LIMITED = ("get", "set")
+LIMITED = ("get", "set", "zcard")
 """In the script that accepts it, and in that which ends it, if its tenant has limits."""
+RUNNING = ("pexpire",)
+"""If its tenant has a limit on requests at a time; and a `ZRANGEBYSCORE`, a `ZADD` and a `ZREM`."""
 ANSWERED = ("publish",)
 """The wake-up of the opening goes with that of the end."""
 EACH = Counter((*ADMITTED, *TWINS, *CLAIMED, *OPENED, *ANSWERED, *ENDED))
@@ -129,7 +131,7 @@ async def test_limits_of_its_tenant_cost_no_round_trip(
             await ask(d)
         count = await calls(w) - before
         each = {name: n // MANY for name, n in count.items() if name not in BACKGROUND}
-        assert Counter(each) == EACH + Counter((*LIMITED, *LIMITED))
+        assert Counter(each) == EACH + Counter((*LIMITED, *LIMITED, *RUNNING))
 
 
 async def test_a_stream_that_is_broken_off_costs_what_was_written_and_teaches_nothing(
