@@ -67,32 +67,20 @@ def of_node(name: str, script: str = "main.js") -> list[str]:
     ]
 
 
-def python() -> str:
-    """The interpreter of the clients for Python, which have an environment of their own."""
-    made, lock = INSTALLED / "python" / "venv" / "bin" / "python", "requirements.lock"
-    pip = [
-        str(made),
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--require-hashes",
-        "--no-deps",
-        "-r",
-        lock,
-    ]
-    installed("python", lock, [sys.executable, "-m", "venv", "venv"], pip)
-    return str(made)
+def python(name: str = "python", lock: str = "requirements.lock") -> Path:
+    """The interpreter of a client's own environment; by default that of the clients for Python."""
+    made = INSTALLED / name / "venv" / "bin" / "python"
+    pip = f"{made} -m pip install --quiet --require-hashes --no-deps -r {lock}"
+    installed(name, lock, [sys.executable, "-m", "venv", "venv"], pip.split())
+    return made
 
 
 def of_guidellm(*words: str) -> list[str]:
     """The command of a benchmark. Its environment has this project's packages beside its own."""
-    python, lock = str(INSTALLED / "guidellm" / "venv" / "bin" / "python"), "requirements.lock"
-    made = [sys.executable, "-m", "venv", "venv"]
-    pip = [python, "-m", "pip", "install", "--quiet", "--require-hashes", "--no-deps", "-r", lock]
-    (folder,) = (installed("guidellm", lock, made, pip) / "venv").glob("lib/python*/site-packages")
+    interpreter = python("guidellm")
+    (folder,) = interpreter.parents[1].glob("lib/python*/site-packages")
     (folder / "beside.pth").write_text(sysconfig.get_path("purelib"))
-    return [python, "-m", "guidellm", "run", *words]
+    return [str(interpreter), "-m", "guidellm", "run", *words]
 
 
 def of_agent(
@@ -112,8 +100,9 @@ def of_agent(
         file.write_text(text)
     environment = {**ENVIRONMENT, "HOME": str(home), "KEY": "none"}
     if code := documented.blocks_of(told, "python"):
-        return [python(), "-c", *code], environment
+        return [str(python()), "-c", *code], environment
     folder = installed("agents", "package-lock.json", [need("npm", "npm"), "ci"]) / "node_modules"
     binaries = [str(folder / ".bin"), str(folder / "opencode-linux-x64" / "bin")]
-    environment["PATH"] = os.pathsep.join([*binaries, ENVIRONMENT["PATH"]])
+    last = str(python("hermes-agent").parent)
+    environment["PATH"] = os.pathsep.join([*binaries, ENVIRONMENT["PATH"], last])
     return ["bash", "-euc", *documented.blocks_of(told)], environment

@@ -27,7 +27,7 @@ from tests.service.disturbance import on_disk, whole_again
 from tests.service.support import Running, replicas
 from tests.waiting import until
 
-pytestmark = pytest.mark.nightly  # it concerns the clients
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200)]  # it concerns the clients
 ASKED = 3
 TIMES = int(os.environ.get("HERMES_TIMES", "1"))
 TURNS, SAID = 10, "All ten lines are written."
@@ -36,6 +36,7 @@ Call = tuple[str, dict[str, Any]]
 SHELLS: dict[str, Callable[[str], Call]] = {
     "Claude Code": lambda command: ("Bash", {"command": command, "description": "Write a line"}),
     "Codex": lambda command: ("exec_command", {"cmd": command}),
+    "Hermes Agent": lambda command: ("terminal", {"command": command}),
     "OpenCode": lambda command: ("bash", {"command": command, "description": "Write a line"}),
 }
 

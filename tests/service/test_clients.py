@@ -25,7 +25,7 @@ TRIES = 3
 
 
 def of_python(script: str, *words: str) -> list[str]:
-    return [python(), str(INSTALLED / "python" / script), *words]
+    return [str(python()), str(INSTALLED / "python" / script), *words]
 
 
 def of_java() -> list[str]:
