@@ -18,6 +18,7 @@ body, at every ingress, and what is new leaves room for it.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -403,6 +404,8 @@ class Promises:
         self._known: dict[str, list[_Promise]] = {}
         """By digest, the first due first: equal requests of several clients have one each."""
         self._count = 0
+        self._dues_ms: defaultdict[str, list[int]] = defaultdict(list)
+        """Of our own, by class and in order: every request that arrives asks how many come."""
         self._tails: dict[tuple[str, str], int] = {}
         """When the last promise of a class and tenant is due."""
         self._made: deque[tuple[int, str, int]] = deque(maxlen=MOST_TOLD)
@@ -457,11 +460,8 @@ class Promises:
 
     def coming(self, request_class: str, now_ms: int) -> int:
         """How many of a class come about now by promises of ours."""
-        return sum(
-            one.request_class == request_class and abs(one.due_ms - now_ms) <= self._rules.soon_ms
-            for some in self._known.values()
-            for one in some
-        )
+        dues_ms, soon_ms = self._dues_ms.get(request_class, ()), self._rules.soon_ms
+        return bisect_right(dues_ms, now_ms + soon_ms) - bisect_left(dues_ms, now_ms - soon_ms)
 
     def latest(self, now_ms: int) -> tuple[tuple[str, int], ...]:
         """What the others are told of: each is in the leases of some seconds."""
@@ -490,11 +490,16 @@ class Promises:
         some = self._known.setdefault(digest, [])
         some.append(promise)
         some.sort()
+        if promise.request_class:
+            insort(self._dues_ms[promise.request_class], promise.due_ms)
         self._count += 1
 
     def _forget(self, digest: str) -> None:
         some = self._known[digest]
-        del some[0]
+        promise = some.pop(0)
+        if promise.request_class:
+            dues_ms = self._dues_ms[promise.request_class]
+            del dues_ms[bisect_left(dues_ms, promise.due_ms)]
         self._count -= 1
         if not some:
             del self._known[digest]

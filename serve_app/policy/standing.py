@@ -165,6 +165,7 @@ def check_size(limits: Limits, reserved: Reserved) -> None:
                 f"Request too large: it needs about {tokens:,} tokens (prompt and expected answer) "
                 f"of the {limit:,} that you may use {what}; send a shorter one, or ask for a "
                 "shorter answer (max_tokens).",
+                more_headers={"x-should-retry": "false"},
             )
 
 

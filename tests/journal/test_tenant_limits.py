@@ -221,6 +221,7 @@ async def test_what_alone_is_too_large_is_refused_in_words(w: World) -> None:
         refusal = await clients.refused(51)
         assert (refusal.reason, refusal.retry_after_s) == (Reason.RATE_LIMIT_EXCEEDED, None)
         assert "Request too large: it needs about 102 tokens" in refusal.message
+        assert refusal.headers()["x-should-retry"] == "false"
         assert (
             "60 that you may use in the background"
             in (await clients.refused(31, background=True)).message

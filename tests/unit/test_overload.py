@@ -25,6 +25,7 @@ from serve_app.policy.overload import (
     Load,
     Overload,
     OverloadRules,
+    Promises,
     Told,
 )
 from tests.tables import each
@@ -233,6 +234,24 @@ def test_promises_are_bounded_in_number_and_time() -> None:
     assert its.make(asked(), 1.0, far_s, 1.0) == 10_000 + 1000 * far_s
     assert len(its) == 0
     assert not its.outstanding(asked()), "nobody is kept behind what is no promise"
+
+
+def test_only_promises_of_ours_that_stand_and_are_due_about_now_are_coming() -> None:
+    its = Promises(DEFAULT_OVERLOAD)
+    for number in range(6):
+        one = asked(now_ms=0, digest=f"{number % 5:08x}")  # the last one is equal to the first
+        assert its.make(one, COST, over_s=1.0, takes_s=2.0) == 2_000 * (number + 1)
+    its.heard([("feedbeef", 5_000)])
+
+    def coming() -> list[int]:
+        return [its.coming("standard", at_ms) for at_ms in range(1_000, 14_000, 2_000)]
+
+    assert coming() == [1, 2, 2, 2, 2, 2, 1]
+    assert its.coming("batch", 4_000) == 0
+    its.kept(asked(now_ms=4_000, digest=f"{1:08x}"))
+    assert coming() == [1, 1, 1, 2, 2, 2, 1]
+    its.sweep(DEFAULT_OVERLOAD.late_ms + 8_000)
+    assert coming() == [0, 0, 0, 1, 2, 2, 1]
 
 
 def test_where_promised_ones_stay_away_new_ones_fill_the_queue() -> None:
