@@ -90,6 +90,7 @@ OWNERS = {
     ),
     "typer": ("serve_app.cli",),
     "opentelemetry": ("serve_app.observability.tracing",),
+    "obstore": ("serve_app.files.storage",),
     "pythonjsonlogger": ("serve_app.observability.logs",),
 }
 
@@ -102,7 +103,7 @@ LAYERS = (
     ("serve_app.admission", "serve_app.dispatch"),
     ("serve_app.cluster",),
     ("serve_app.foundation",),
-    ("serve_app.request_queue", "serve_app.requests", "serve_app.journal"),
+    ("serve_app.request_queue", "serve_app.requests", "serve_app.journal", "serve_app.files"),
     ("serve_app.redis", "serve_app.observability", "serve_app.loops", "serve_app.policy"),
     (
         "serve_app.settings",

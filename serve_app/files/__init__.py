@@ -1,0 +1,1 @@
+"""What clients upload and what batches write: objects in a storage, and records in Redis."""

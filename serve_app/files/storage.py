@@ -1,0 +1,176 @@
+"""Objects by path, in a folder or in a bucket of S3, through obstore, whose work runs on threads of
+its own.
+
+An object is whole or absent: a folder gets it by a rename, S3 by the end of a multipart upload. A
+process that is killed while it writes leaves a part: `drop_unfinished` removes it from a folder; a
+bucket needs a rule for its lifecycle (docs/batches.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import LocalStore, S3Store
+
+from serve_app.errors import HermesError
+from serve_app.redaction import redacted
+
+PIECE_BYTES = 2**20
+_PART_BYTES = 8 * 2**20
+"""Of an upload. S3 takes 10,000 of them, of at least 5 MiB each."""
+_PARTS_AT_ONCE = 2
+_DELETED_AT_ONCE = 1000
+_TO_S3 = "s3://"
+
+
+class StorageUnavailable(HermesError):
+    """The storage cannot be reached, is full or refuses; the message holds no credential."""
+
+
+class Storage:
+    """A folder, or `s3://bucket/prefix`.
+
+    S3's credentials, region and endpoint come from the environment, by AWS's names
+    (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT_URL`, and those of
+    roles on EC2 and EKS).
+
+    All methods raise `StorageUnavailable`; those that read, `FileNotFoundError` for an object that
+    does not exist.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._folder = None if where.startswith(_TO_S3) else Path(where)
+        self._store: LocalStore | S3Store
+        with _explained():
+            if self._folder is not None:
+                self._store = LocalStore(self._folder, mkdir=True, automatic_cleanup=True)
+            else:
+                bucket, _, prefix = where.removeprefix(_TO_S3).partition("/")
+                plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
+                self._store = S3Store(
+                    bucket, prefix=prefix or None, client_options={"allow_http": plain}
+                )
+
+    async def put(self, path: str, pieces: AsyncIterator[bytes]) -> int:
+        """Write an object, or replace it, and return its bytes. Whatever `pieces` raises is raised
+        here, and nothing is written then.
+        """
+        size = 0
+        broken: Exception | None = None
+
+        async def read() -> AsyncIterator[bytes]:
+            nonlocal size, broken
+            try:
+                async for piece in joined(pieces):
+                    size += len(piece)
+                    yield piece
+            except Exception as error:
+                broken = error
+                raise
+
+        try:
+            with _explained():
+                await obstore.put_async(
+                    self._store,
+                    path,
+                    read(),
+                    chunk_size=_PART_BYTES,
+                    max_concurrency=_PARTS_AT_ONCE,
+                )
+        except Exception:
+            if broken is not None:
+                raise broken from None
+            raise
+        return size
+
+    async def get(self, path: str, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
+        """The bytes from `start` to before `end`, in pieces of at most `PIECE_BYTES`. Each is a
+        question of its own, so that a slow reader holds no connection.
+        """
+        size = await self.size(path)
+        end = size if end is None else min(end, size)
+        for at in range(start, end, PIECE_BYTES):
+            yield await self.read(path, at, min(at + PIECE_BYTES, end))
+
+    async def read(self, path: str, start: int, end: int) -> bytes:
+        """The bytes from `start` to before `end`, fewer if the object ends before."""
+        if start >= end:
+            return b""
+        with _explained():
+            return bytes(await obstore.get_range_async(self._store, path, start=start, end=end))
+
+    async def size(self, path: str) -> int:
+        """Bytes of an object."""
+        with _explained():
+            return (await obstore.head_async(self._store, path))["size"]
+
+    async def delete(self, paths: Sequence[str]) -> None:
+        """What does not exist is no error."""
+        at_once = _DELETED_AT_ONCE if self._folder is None else 1
+        for first in range(0, len(paths), at_once):
+            with _explained(), suppress(FileNotFoundError):
+                await obstore.delete_async(self._store, paths[first : first + at_once])
+
+    async def under(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
+        """Paths and bytes of all objects below a folder, in no order."""
+        async for path, size, _ in self._listed(prefix):
+            yield path, size
+
+    async def older(self, prefix: str, before_s: float) -> AsyncIterator[str]:
+        """Paths of the objects below a folder that were written before a time (Unix seconds, by
+        the storage's clock).
+        """
+        before = datetime.fromtimestamp(before_s, UTC)
+        async for path, _, written in self._listed(prefix):
+            if written < before:
+                yield path
+
+    async def drop_unfinished(self, before_s: float) -> None:
+        """Remove what processes left in a folder that died while they wrote, before a time."""
+        if self._folder is not None:
+            await asyncio.to_thread(_drop_unfinished, self._folder, before_s)
+
+    async def _listed(self, prefix: str) -> AsyncIterator[tuple[str, int, datetime]]:
+        with _explained():
+            async for some in obstore.list(self._store, prefix):
+                for one in some:
+                    yield one["path"], one["size"], one["last_modified"]
+
+
+async def joined(pieces: AsyncIterator[bytes], size: int = PIECE_BYTES) -> AsyncIterator[bytes]:
+    """The same bytes in pieces of `size` and a last one, however small they come: each costs a turn
+    of two threads.
+    """
+    kept = bytearray()
+    async for piece in pieces:
+        kept += piece
+        while len(kept) >= size:
+            yield bytes(kept[:size])
+            del kept[:size]
+    if kept:
+        yield bytes(kept)
+
+
+def _drop_unfinished(folder: Path, before_s: float) -> None:
+    for path in folder.rglob("*#*"):  # obstore's names of what is not whole
+        with suppress(FileNotFoundError):
+            if path.stat().st_mtime < before_s:
+                path.unlink()
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (BaseError, OSError) as error:
+        first = str(error).partition("\n")[0]  # what follows is for who debugs obstore
+        raise StorageUnavailable(redacted(first)) from None
