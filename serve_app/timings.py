@@ -267,6 +267,21 @@ ACTIVITY_LOOK_S = 0.5
 TRACES_EXPORT_MS = 1_000
 """Time between two exports of traces; a process that dies loses at most this much."""
 
+# -- files ----------------------------------------------------------------------------------------
+
+FILE_UPLOAD_S = 3600.0
+"""The longest that an upload may take, if something comes all the time."""
+FILE_KEY_MS = 86_400_000
+"""How long the `Idempotency-Key` of an upload is remembered."""
+FILES_SWEEP_MS = 600_000
+"""Time between two searches for files that have expired: nobody can read them meanwhile."""
+FILES_SWEEP_LOOK_S = 60.0
+"""Time between two looks of an ingress whether a search is due."""
+UNKNOWN_OBJECT_S = 86_400.0
+"""How old an object without a record is when it is deleted: more than an upload or the making of an
+output takes.
+"""
+
 # -- workers --------------------------------------------------------------------------------------
 
 HEALTH_LOOK_S = 0.5

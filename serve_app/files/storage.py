@@ -23,8 +23,8 @@ from serve_app.errors import HermesError
 from serve_app.redaction import redacted
 
 PIECE_BYTES = 2**20
-_PART_BYTES = 8 * 2**20
-"""Of an upload. S3 takes 10,000 of them, of at least 5 MiB each."""
+_PART_BYTES = 5 * 2**20
+"""Of an upload. S3 takes 10,000 of them, and none that is smaller."""
 _PARTS_AT_ONCE = 2
 _DELETED_AT_ONCE = 1000
 _TO_S3 = "s3://"

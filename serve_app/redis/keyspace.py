@@ -139,6 +139,36 @@ def suspect_key(namespace: str) -> str:
     return f"{namespace}:suspect"
 
 
+def file_key(namespace: str, file_id: str) -> str:
+    """What is known of a file, in JSON."""
+    return f"{namespace}:file:{file_id}"
+
+
+def files_key(namespace: str, tenant: str) -> str:
+    """The ids of a tenant's files, by their creation in Unix milliseconds."""
+    return f"{namespace}:files:{tenant}"
+
+
+def file_bytes_key(namespace: str) -> str:
+    """The bytes of all files of each tenant."""
+    return f"{namespace}:file_bytes"
+
+
+def expiring_files_key(namespace: str) -> str:
+    """The ids of the files that expire, by when they do, in Unix seconds."""
+    return f"{namespace}:expiring_files"
+
+
+def file_upload_key(namespace: str, digest: str) -> str:
+    """The file of an `Idempotency-Key`, and a digest of what was uploaded."""
+    return f"{namespace}:file_upload:{digest}"
+
+
+def files_sweep_key(namespace: str) -> str:
+    """A lock under which one ingress deletes expired files."""
+    return f"{namespace}:files_sweep"
+
+
 def metrics_key(namespace: str, replica: str) -> str:
     """The metrics page of a process, compressed, for the ingress that answers `/metrics`."""
     return f"{namespace}:metrics:{replica}"

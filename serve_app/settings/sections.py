@@ -25,6 +25,7 @@ MODEL_ALIAS = r"^[^\p{Z}\p{Cc}\p{Cf}?\[\]]+$"
 MODEL_SOURCE = r"^(/[^\p{Cc}]*|(s3|gs|az)://[^\p{Z}\p{Cc}]+|[^./~\p{Z}\p{Cc}][^/\p{Z}\p{Cc}]*(/[^/\p{Z}\p{Cc}]+)?)$"
 HEADER = r"^[a-z0-9-]{0,64}$"
 ENDPOINT = r"^(https?://[^\p{Z}\p{Cc}]+)?$"
+STORAGE = r"^(/[^\p{Cc}]*|s3://[^\p{Z}\p{Cc}]+)?$"
 ORIGIN = r"^(\*|https?://[^/\p{Z}\p{Cc}]+)$"
 
 MODEL_NAME_CHARS = 128
@@ -42,6 +43,7 @@ FORMS = {
     "builtin:tiny",
     HEADER: "takes the name of a header in lower-case letters, digits and '-'",
     ENDPOINT: "takes a URL such as http://collector:4318/v1/traces",
+    STORAGE: "takes a folder by its full path, or s3://bucket/prefix",
     ORIGIN: "takes '*' and origins such as https://chat.example.com",
 }
 """What each pattern of the tree means. The chart checks the same patterns, with Go's syntax."""
@@ -466,6 +468,27 @@ class RedisSettings(Section):
     def address(self) -> RedisAddress:
         """What `url` says."""
         return redis_address(self.url)
+
+
+class FilesSettings(Section):
+    """Uploaded files, and the outputs of batches."""
+
+    storage: str = Field("", pattern=STORAGE)
+    """Where files are kept, below a folder of the namespace's name: a folder that all ingresses
+    share, by its full path, or `s3://bucket/prefix`, with AWS's environment variables; empty:
+    nowhere, and files and batches are refused with 501"""
+    max_bytes: int = Field(512 << 20, ge=1024)
+    """Largest file; larger ones are refused with 413"""
+    max_uploads: int = Field(16, ge=1)
+    """Most uploads of files that one ingress receives at a time; more are refused with 429. Each
+    takes some 20 MiB"""
+    bytes_per_tenant: int = Field(10 << 30, ge=1024)
+    """Most bytes of all files of a tenant; more are refused with 429"""
+    files_per_tenant: int = Field(10_000, ge=1)
+    """Most files of a tenant"""
+    batch_retention_days: float = Field(30.0, gt=0, le=3650)
+    """How long input and output files of batches are kept, unless they say so; other files stay
+    until they are deleted"""
 
 
 class RoutingSettings(Section):

@@ -22,6 +22,7 @@ from serve_app.settings.sections import (
     SERVICE,
     AuthSettings,
     EngineSettings,
+    FilesSettings,
     IngressSettings,
     JournalSettings,
     ModelSettings,
@@ -191,6 +192,7 @@ class Settings(Section):
     queue: QueueSettings = QueueSettings()
     order: OrderSettings = OrderSettings()
     journal: JournalSettings = JournalSettings()
+    files: FilesSettings = FilesSettings()
     routing: RoutingSettings = RoutingSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
 
