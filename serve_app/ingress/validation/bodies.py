@@ -107,15 +107,21 @@ class Validator:
         """See the function. `most_output`: tokens that the caller may have in an answer; 0: any
         number.
         """
-        its = self._model
-        given = (path, body, its.name, self._limits, its.aliases, most_output)
+        given = (path, body, most_output)
         if len(body) <= _AT_ONCE_BYTES:
-            parsed = parse(*given)
+            parsed = self.parse_here(*given)
         else:
-            parsed = await asyncio.get_running_loop().run_in_executor(self._thread, parse, *given)
-        check_context(path, parsed.request, self.most_tokens)
+            loop = asyncio.get_running_loop()
+            parsed = await loop.run_in_executor(self._thread, self.parse_here, *given)
         if parsed.ignored:
             self._count_ignored(len(parsed.ignored))
+        return parsed
+
+    def parse_here(self, path: str, body: bytes, most_output: int = 0) -> Parsed:
+        """The same in the caller's thread. What is ignored does not count."""
+        its = self._model
+        parsed = parse(path, body, its.name, self._limits, its.aliases, most_output)
+        check_context(path, parsed.request, self.most_tokens)
         return parsed
 
     def stop(self) -> None:

@@ -1,0 +1,1 @@
+"""Batches: files of requests that are worked on without a client."""
