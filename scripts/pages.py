@@ -29,12 +29,13 @@ ADVICE: dict[Reason, str] = {
     Reason.MODEL_NOT_FOUND: "The model is not served here: use one that `GET /v1/models` lists.",
     Reason.NOT_FOUND: "The path, request or response does not exist or has expired: check the id.",
     Reason.METHOD_NOT_ALLOWED: "The path takes other methods: use one that `Allow` names.",
-    Reason.BODY_TOO_LARGE: "The body exceeds `ingress.max_body_bytes`: send less.",
+    Reason.BODY_TOO_LARGE: "The body exceeds `ingress.max_body_bytes`, or a file "
+    "`files.max_bytes`: send less.",
     Reason.HEADERS_TOO_LARGE: "The headers exceed `ingress.max_header_bytes`: send fewer or "
     "shorter ones.",
     Reason.UPLOAD_TIMEOUT: "The body did not arrive in time: send the request again.",
-    Reason.UNSUPPORTED_MEDIA_TYPE: "Send the body as `application/json`, and without "
-    "`Content-Encoding`.",
+    Reason.UNSUPPORTED_MEDIA_TYPE: "Send the body as `application/json` (a file as "
+    "`multipart/form-data`), and without `Content-Encoding`.",
     Reason.QUEUE_FULL: "As many requests of this class wait as may: retry after `Retry-After`.",
     Reason.OVERLOADED: "The request would wait for too long: retry after `Retry-After`, or send it "
     "with `Prefer: respond-async`.",
@@ -42,7 +43,8 @@ ADVICE: dict[Reason, str] = {
     Reason.RESULTS_FULL: "Retained answers fill their share: delete old ones, or retry after "
     "`Retry-After`.",
     Reason.TENANT_LIMIT: "The tenant's share of the queue, or of an ingress's connections and "
-    "buffers, is used up (the message says which): send fewer requests at a time, and retry.",
+    "buffers, or of files, is used up (the message says which): send fewer requests at a time, "
+    "and retry.",
     Reason.RATE_LIMIT_EXCEEDED: "The tenant's requests or tokens of this minute are used up: retry "
     "after `Retry-After`.",
     Reason.CONCURRENCY_LIMIT: "As many of the tenant's requests wait or run as may: retry when one "
@@ -54,6 +56,10 @@ ADVICE: dict[Reason, str] = {
     "`Retry-After`.",
     Reason.JOURNAL_UNAVAILABLE: "Redis cannot be used now: retry after `Retry-After`, with the "
     "same `Idempotency-Key`.",
+    Reason.STORAGE_UNAVAILABLE: "The storage of files cannot be used now: retry after "
+    "`Retry-After`.",
+    Reason.NOT_CONFIGURED: "The service was started without what this needs: ask the operator for "
+    "the setting that the message names.",
     Reason.PREVIOUS_RESPONSE_NOT_FOUND: "The previous response does not exist or has expired: send "
     "the whole conversation.",
     Reason.JOURNAL_LOST: "Redis lost a part of the request's journal: send it as a new request.",

@@ -108,6 +108,8 @@ class Reason(StrEnum):
     TOO_MANY_CONNECTIONS = "too_many_connections"
     JOURNAL_UNAVAILABLE = "journal_unavailable"
     JOURNAL_LOST = "journal_lost"
+    STORAGE_UNAVAILABLE = "storage_unavailable"
+    NOT_CONFIGURED = "not_configured"
     DEADLINE = "deadline"
     CANCELLED = "cancelled"
     CLIENT_DISCONNECTED = "client_disconnected"

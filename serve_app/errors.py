@@ -67,7 +67,8 @@ _REASONS = {
     431: "headers_too_large",
     499: "cancelled client_disconnected",
     500: "engine_error poison internal",
-    503: "journal_unavailable attempt_lost overloaded",
+    501: "not_configured",
+    503: "journal_unavailable storage_unavailable attempt_lost overloaded",
     504: "deadline",
 }
 _STATUS = {

@@ -21,8 +21,17 @@ from serve_app.contract import Execute, IngressLease
 from serve_app.dispatch.attempts import Attempts
 from serve_app.dispatch.dispatcher import Dispatcher
 from serve_app.dispatch.unserved import Unserved
+from serve_app.files.files import Files
+from serve_app.files.storage import Storage
 from serve_app.foundation import Foundation
-from serve_app.ingress import capacity_api, dead_letters_api, objects_api, status, usage_api
+from serve_app.ingress import (
+    capacity_api,
+    dead_letters_api,
+    files_api,
+    objects_api,
+    status,
+    usage_api,
+)
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.app import build_app
 from serve_app.ingress.capacity_api import Capacity
@@ -119,6 +128,7 @@ class IngressProcess:
         self.submissions = Submissions(settings, self.followers.channel, base.clock, self.overload)
         self.slow_readers = SlowReaders(settings.ingress.stalled_client_timeout_s, base.loops)
         self.uploads = Uploads(settings)
+        self.files = files_of(base)
         self._validator = Validator(
             settings, lambda many: base.telemetry.count("hermes_ignored_fields", by=many)
         )
@@ -186,6 +196,14 @@ class IngressProcess:
             capacity_api.routes(
                 Capacity(self._id, settings.model.name, self.overload, self.limits, self._members)
             ),
+            files_api.routes(
+                self.files,
+                self.uploads,
+                self.connections,
+                readers,
+                base.clock,
+                settings.files.max_bytes,
+            ),
             dead_letters_api.routes(self._dead, readers, self.exchanges, self.submissions.again),
         ]
         return build_app(
@@ -216,6 +234,8 @@ class IngressProcess:
             self.entrance,
         )
         await self.base.start()
+        if self.files is not None:
+            self.base.loops.keep("files", self.files.keep_swept)
         if self.settings.auth.required:
             self.base.loops.keep("api-keys", self.api_keys.watch)
         watch, outputs_bytes = self.limits.watch, self.dispatcher.outputs_bytes
@@ -255,6 +275,15 @@ class IngressProcess:
     def _ingresses(self) -> tuple[int, int]:
         members = self._members()
         return len(members.of(self._me.model).ingresses), len(members.ingresses)
+
+
+def files_of(base: Foundation) -> Files | None:
+    """The files of a service; None if it has no storage."""
+    settings = base.settings
+    where = settings.files.storage.rstrip("/")
+    if not where:
+        return None
+    return Files(base.link, base.clock, settings, Storage(f"{where}/{settings.namespace}"))
 
 
 def order_rules(settings: Settings, weights: Mapping[str, float] | None = None) -> Rules:

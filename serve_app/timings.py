@@ -271,6 +271,8 @@ TRACES_EXPORT_MS = 1_000
 
 FILE_UPLOAD_S = 3600.0
 """The longest that an upload may take, if something comes all the time."""
+FILE_EXPIRES_LEAST_S, FILE_EXPIRES_MOST_S = 3_600, 2_592_000
+"""How long after its creation a file may expire that says so, as OpenAI has it."""
 FILE_KEY_MS = 86_400_000
 """How long the `Idempotency-Key` of an upload is remembered."""
 FILES_SWEEP_MS = 600_000

@@ -13,6 +13,7 @@ import os
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 
 import obstore
@@ -20,6 +21,7 @@ from obstore.exceptions import BaseError
 from obstore.store import LocalStore, S3Store
 
 from serve_app.errors import HermesError
+from serve_app.loops import retrieved
 from serve_app.redaction import redacted
 
 PIECE_BYTES = 2**20
@@ -46,56 +48,62 @@ class Storage:
     """
 
     def __init__(self, where: str) -> None:
+        self._where = where
         self._folder = None if where.startswith(_TO_S3) else Path(where)
-        self._store: LocalStore | S3Store
-        with _explained():
-            if self._folder is not None:
-                self._store = LocalStore(self._folder, mkdir=True, automatic_cleanup=True)
-            else:
-                bucket, _, prefix = where.removeprefix(_TO_S3).partition("/")
-                plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
-                self._store = S3Store(
-                    bucket, prefix=prefix or None, client_options={"allow_http": plain}
-                )
+        self._giving_up: set[asyncio.Task[None]] = set()
+
+    @cached_property
+    def _store(self) -> LocalStore | S3Store:
+        """Made at its first use: a service without its storage does everything else."""
+        if self._folder is not None:
+            return LocalStore(self._folder, mkdir=True, automatic_cleanup=True)
+        bucket, _, prefix = self._where.removeprefix(_TO_S3).partition("/")
+        plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
+        return S3Store(bucket, prefix=prefix or None, client_options={"allow_http": plain})
 
     async def put(self, path: str, pieces: AsyncIterator[bytes]) -> int:
         """Write an object, or replace it, and return its bytes. Whatever `pieces` raises is raised
         here, and nothing is written then.
         """
+        handed: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue(1)
+        writing = asyncio.create_task(self._write(path, _until_none(handed)))
         size = 0
-        broken: Exception | None = None
-
-        async def read() -> AsyncIterator[bytes]:
-            nonlocal size, broken
-            try:
-                async for piece in joined(pieces):
-                    size += len(piece)
-                    yield piece
-            except Exception as error:
-                broken = error
-                raise
-
         try:
-            with _explained():
-                await obstore.put_async(
-                    self._store,
-                    path,
-                    read(),
-                    chunk_size=_PART_BYTES,
-                    max_concurrency=_PARTS_AT_ONCE,
-                )
-        except Exception:
-            if broken is not None:
-                raise broken from None
+            async for piece in joined(pieces):
+                size += len(piece)
+                await _hand(handed, piece, writing)
+            await _hand(handed, None, writing)
+        except BaseException as error:
+            # What was uploaded is given up by what reads on, not by what is cancelled: S3 would
+            # keep its parts.
+            self._giving_up.add(writing)
+            writing.add_done_callback(self._giving_up.discard)
+            writing.add_done_callback(retrieved)
+            while not handed.empty():
+                handed.get_nowait()
+            handed.put_nowait(error)
+            if not isinstance(error, asyncio.CancelledError):
+                await asyncio.wait([writing])
             raise
+        await writing
         return size
+
+    async def _write(self, path: str, pieces: AsyncIterator[bytes]) -> None:
+        with _explained():
+            await obstore.put_async(
+                self._store,
+                path,
+                pieces,
+                chunk_size=_PART_BYTES,
+                max_concurrency=_PARTS_AT_ONCE,
+            )
 
     async def get(self, path: str, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
         """The bytes from `start` to before `end`, in pieces of at most `PIECE_BYTES`. Each is a
         question of its own, so that a slow reader holds no connection.
         """
-        size = await self.size(path)
-        end = size if end is None else min(end, size)
+        if end is None:
+            end = await self.size(path)
         for at in range(start, end, PIECE_BYTES):
             yield await self.read(path, at, min(at + PIECE_BYTES, end))
 
@@ -156,6 +164,30 @@ async def joined(pieces: AsyncIterator[bytes], size: int = PIECE_BYTES) -> Async
             del kept[:size]
     if kept:
         yield bytes(kept)
+
+
+async def _until_none(
+    handed: asyncio.Queue[bytes | BaseException | None],
+) -> AsyncIterator[bytes]:
+    while (piece := await handed.get()) is not None:
+        if isinstance(piece, BaseException):
+            raise StorageUnavailable("given up")
+        yield piece
+
+
+async def _hand(
+    handed: asyncio.Queue[bytes | BaseException | None],
+    piece: bytes | None,
+    writing: asyncio.Task[None],
+) -> None:
+    """Hand a piece to a task, as soon as it can take one; raises why it has ended, if it has."""
+    handing = asyncio.ensure_future(handed.put(piece))
+    try:
+        await asyncio.wait((handing, writing), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        handing.cancel()
+    if writing.done() and piece is not None:
+        writing.result()
 
 
 def _drop_unfinished(folder: Path, before_s: float) -> None:

@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from serve_app.contract import Reason
 from serve_app.errors import MESSAGES, RedisUnavailable, RequestRefused, Unreadable
+from serve_app.files.storage import StorageUnavailable
 from serve_app.ingress import docs_page
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.connection_limits import ConnectionLimit
@@ -36,6 +37,7 @@ from serve_app.settings import AuthSettings, Settings
 
 log = logging.getLogger("hermes.ingress")
 
+_REFUSALS = (RequestRefused, RedisUnavailable, StorageUnavailable, Unreadable)
 _OPEN_PATHS = (*PROBES, *docs_page.OPEN_PATHS)
 """Paths that need no API key: probes have none, and a browser's address bar cannot send one."""
 _METRICS_PATH = "/metrics"
@@ -92,7 +94,7 @@ class Guard:
         state = scope["state"]
         try:
             await self._pass(scope, receive, send)
-        except (RequestRefused, RedisUnavailable, Unreadable) as error:
+        except _REFUSALS as error:
             if state["begun"] and not isinstance(error, RequestRefused):
                 raise
             # Its traceback has this frame, and those that hold the request's body.
@@ -207,15 +209,14 @@ def build_app(
                 return refusal_answer(_unknown(request, error.status_code), path, error.headers)
             case RequestValidationError():
                 return refusal_answer(_invalid(error), path)
-            case RequestRefused() | RedisUnavailable() | Unreadable():
+            case RequestRefused() | RedisUnavailable() | StorageUnavailable() | Unreadable():
                 refusal = refusal_of(error)
                 guard.note(refusal, request.scope.get("state", {}))
                 return refusal_answer(refusal, path)
             case _:  # the guard counts and logs it
                 return refusal_answer(_internal(), path)
 
-    ours = (RequestRefused, RedisUnavailable, Unreadable)
-    for kind in (HTTPException, RequestValidationError, *ours, Exception):
+    for kind in (HTTPException, RequestValidationError, *_REFUSALS, Exception):
         app.add_exception_handler(kind, handle)
     if not cors_origins:
         return guard
@@ -259,15 +260,24 @@ def _internal() -> RequestRefused:
     return RequestRefused(Reason.INTERNAL, "The service failed on this request.")
 
 
-def refusal_of(error: RequestRefused | RedisUnavailable | Unreadable) -> RequestRefused:
-    """The refusal of a query about a request, also while Redis cannot be reached, and if what it
-    holds of the request cannot be decoded.
+def refusal_of(
+    error: RequestRefused | RedisUnavailable | StorageUnavailable | Unreadable,
+) -> RequestRefused:
+    """The refusal of a query about a request or a file, also while Redis or the storage cannot be
+    reached, and if what Redis holds of the request cannot be decoded.
     """
     if isinstance(error, RequestRefused):
         return error
     if isinstance(error, Unreadable):
         log.error("a journal cannot be read: %s", error)
         return RequestRefused(Reason.JOURNAL_LOST, MESSAGES[Reason.JOURNAL_LOST])
+    if isinstance(error, StorageUnavailable):
+        log.error("the storage of files cannot be used: %s", error)
+        return RequestRefused(
+            Reason.STORAGE_UNAVAILABLE,
+            "The storage of files cannot be used at the moment; please try again.",
+            retry_after_s=1,
+        )
     return RequestRefused(
         Reason.JOURNAL_UNAVAILABLE,
         "The journal cannot be reached at the moment; please try again.",

@@ -98,6 +98,7 @@ class ConnectionLimits:
         """What answers above `timings.LARGE_BYTES` take until their clients have them. Whoever
         finds any room has one answer, of whatever size.
         """
+        self.file_uploads = _limit(settings, "uploads of files", settings.files.max_uploads)
 
 
 class Uploads:
@@ -121,6 +122,31 @@ class Uploads:
             if upload.counted:
                 self.held.release(tenant, upload.counted)
 
+    async def next_piece(self, receive: Receive) -> tuple[bytes, bool]:
+        """The next piece of a body, and whether more follow.
+
+        Raises:
+            RequestRefused: `client_disconnected`, `upload_timeout`.
+        """
+        try:
+            async with asyncio.timeout(self.stalled_s):
+                message = await receive()
+        except TimeoutError:
+            raise self.never_came() from None
+        if message["type"] == "http.disconnect":
+            raise RequestRefused(
+                Reason.CLIENT_DISCONNECTED, "The client left before its request was complete."
+            )
+        return message.get("body", b""), message.get("more_body", False)
+
+    def never_came(self, within_s: float | None = None) -> RequestRefused:
+        """`within_s`: how long the whole body may take, if not as long as a request."""
+        return RequestRefused(
+            Reason.UPLOAD_TIMEOUT,
+            f"The rest of the request did not come: nothing for {self.stalled_s:g} s, or "
+            f"not all of it in {within_s or self.within_s:g} s.",
+        )
+
 
 @dataclass(eq=False)
 class Upload:
@@ -140,7 +166,7 @@ class Upload:
         announced = headers.get("content-length", "0")
         if announced.isascii() and announced.isdigit():
             self._check_size(int(announced[:20]))
-        piece, more = await self._next(receive)
+        piece, more = await self._uploads.next_piece(receive)
         if not more and len(piece) <= _SMALL_BYTES:
             return piece
         self._take(piece)
@@ -150,11 +176,11 @@ class Upload:
         try:
             async with asyncio.timeout(self._uploads.within_s):
                 while more:
-                    piece, more = await self._next(receive)
+                    piece, more = await self._uploads.next_piece(receive)
                     self._take(piece)
                     body += piece
         except TimeoutError:
-            raise self._never_came() from None
+            raise self._uploads.never_came() from None
         return bytes(body)
 
     def grew(self, size: int) -> None:
@@ -176,24 +202,3 @@ class Upload:
         if size > most:
             message = f"The request body is longer than {most} bytes."
             raise RequestRefused(Reason.BODY_TOO_LARGE, message)
-
-    async def _next(self, receive: Receive) -> tuple[bytes, bool]:
-        """The next piece of the body, and whether more follow."""
-        try:
-            async with asyncio.timeout(self._uploads.stalled_s):
-                message = await receive()
-        except TimeoutError:
-            raise self._never_came() from None
-        if message["type"] == "http.disconnect":
-            raise RequestRefused(
-                Reason.CLIENT_DISCONNECTED, "The client left before its request was complete."
-            )
-        return message.get("body", b""), message.get("more_body", False)
-
-    def _never_came(self) -> RequestRefused:
-        uploads = self._uploads
-        return RequestRefused(
-            Reason.UPLOAD_TIMEOUT,
-            f"The rest of the request did not come: nothing for {uploads.stalled_s:g} s, or "
-            f"not all of it in {uploads.within_s:g} s.",
-        )

@@ -13,12 +13,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from fastapi import APIRouter, Query, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app import timings
 from serve_app.contract import CHATS, RESPONSES, Reason, State
 from serve_app.errors import RequestRefused, Unreadable
+from serve_app.files.storage import PIECE_BYTES
 from serve_app.ingress.connection_limits import ConnectionLimits, Uploads
 from serve_app.ingress.exchange import Exchanges, known_headers
 from serve_app.ingress.objects import (
@@ -120,6 +121,22 @@ class Readers:
                 await answer(scope, receive, send)
             finally:
                 self._unread.release(tenant, size)
+
+        return _Reading(self.connections.hold(tenant), run)
+
+    def pieces(
+        self, request: Request, pieces: AsyncIterator[bytes], status: int, headers: dict[str, str]
+    ) -> Response:
+        """What comes in pieces, of which one is in memory at a time."""
+        tenant = request.state.tenant
+
+        async def run(scope: Scope, receive: Receive, send: Send) -> None:
+            self._unread.check(tenant)
+            self._unread.count(tenant, PIECE_BYTES)
+            try:
+                await StreamingResponse(pieces, status, headers)(scope, receive, send)
+            finally:
+                self._unread.release(tenant, PIECE_BYTES)
 
         return _Reading(self.connections.hold(tenant), run)
 

@@ -281,6 +281,7 @@ def changes(
     args: dict[str, Any] = {"workers": {"device": device}, "engine": {"kind": options.engine}}
     # Two of them may share a Redis (--redis-url), and their folders' paths.
     args["service"] = f"{socket.gethostname()}:{options.state_dir}"
+    args["files"] = {"storage": f"{options.state_dir}/files"}
     if device == "gpu":
         if options.engine == "vllm":
             args["engine"]["args"] = {"dtype": "auto", "enforce_eager": False}

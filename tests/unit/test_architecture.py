@@ -92,6 +92,7 @@ OWNERS = {
     "typer": ("serve_app.cli",),
     "opentelemetry": ("serve_app.observability.tracing",),
     "obstore": ("serve_app.files.storage",),
+    "python_multipart": ("serve_app.ingress.forms",),
     "pythonjsonlogger": ("serve_app.observability.logs",),
 }
 

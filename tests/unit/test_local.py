@@ -160,6 +160,13 @@ def test_any_setting_can_be_set_on_the_command_line(capsys: pytest.CaptureFixtur
         assert f"'{wrong}' is not NAME=VALUE" in capsys.readouterr().err
 
 
+def test_a_service_on_this_machine_keeps_files_in_its_folder() -> None:
+    args = quickstart.changes(options("--state-dir", "/a"), "cpu")
+    assert Settings.model_validate({"files": args["files"]}).files.storage == "/a/files"
+    named = options("--state-dir", "/a", "--set", "files.storage=s3://bucket")
+    assert quickstart.changes(named, "cpu")["files"] == {"storage": "s3://bucket"}
+
+
 def test_the_service_is_named_after_its_folder_unless_it_is_named() -> None:
     mine, other = (options("--state-dir", folder) for folder in ("/a", "/b"))
     names = [quickstart.changes(asked, "cpu")["service"] for asked in (mine, mine, other)]

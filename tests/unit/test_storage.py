@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from serve_app.files.storage import PIECE_BYTES, Storage, StorageUnavailable, joined
+from tests.waiting import eventually
 
 MIB = 2**20
 LATER_S = 2**32
@@ -119,14 +121,32 @@ async def test_an_unfinished_object_has_the_name_that_is_removed(tmp_path: Path)
 
 async def test_an_impossible_folder_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StorageUnavailable):
-        Storage(str(tmp_path / "file"))
-    storage = Storage(str(tmp_path / "folder"))
-    (tmp_path / "folder").rmdir()
-    (tmp_path / "folder").touch()
-    with pytest.raises(StorageUnavailable) as told:
-        await storage.put("files/1", pieces(b"x"))
-    assert "\n" not in str(told.value)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "files").touch()
+    for storage in (Storage(str(tmp_path / "file")), Storage(str(tmp_path / "folder"))):
+        with pytest.raises(StorageUnavailable) as told:
+            await storage.put("files/1", breaking(AssertionError("it was read to its end")))
+        assert "\n" not in str(told.value)
+
+
+async def test_what_is_cancelled_leaves_what_was_there(storage: Storage) -> None:
+    await storage.put("files/a/1", pieces(b"old"))
+    begun = asyncio.Event()
+
+    async def stopping() -> AsyncIterator[bytes]:
+        for _ in range(20):
+            yield b"x" * MIB
+        begun.set()
+        await asyncio.Event().wait()
+
+    writing = asyncio.create_task(storage.put("files/a/1", stopping()))
+    await begun.wait()
+    writing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    await eventually(lambda: not storage._giving_up)
+    assert await whole(storage, "files/a/1") == b"old"
+    assert await found(storage, "files") == {"files/a/1": 3}
 
 
 async def test_small_pieces_are_joined() -> None:
