@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
 
 import pytest
 
 from serve_app.files.storage import PIECE_BYTES, Storage, StorageUnavailable, joined
+from tests.s3_server import S3Server, s3_server
 from tests.waiting import eventually
 
 MIB = 2**20
@@ -36,9 +37,25 @@ async def found(storage: Storage, prefix: str) -> dict[str, int]:
     return {path: size async for path, size in storage.under(prefix)}
 
 
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
 @pytest.fixture
-def storage(tmp_path: Path) -> Storage:
-    return Storage(str(tmp_path / "made" / "when needed"))
+def on_s3(s3: S3Server, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Storage:
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    return Storage(f"{s3.where}/prefix/{namespace}")
+
+
+@pytest.fixture(params=["folder", "s3"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    if request.param == "folder":
+        return Storage(str(tmp_path / "made" / "when needed"))
+    made: Storage = request.getfixturevalue("on_s3")
+    return made
 
 
 async def test_an_object_is_read_as_it_was_written(storage: Storage) -> None:
@@ -147,6 +164,43 @@ async def test_what_is_cancelled_leaves_what_was_there(storage: Storage) -> None
     await eventually(lambda: not storage._giving_up)
     assert await whole(storage, "files/a/1") == b"old"
     assert await found(storage, "files") == {"files/a/1": 3}
+
+
+async def test_s3_keeps_nothing_of_what_broke_off(on_s3: Storage, s3: S3Server) -> None:
+    await on_s3.put("files/a/1", pieces(b"12"))
+    uploading = []
+
+    async def looked(then: Awaitable[object]) -> AsyncIterator[bytes]:
+        for _ in range(20):
+            yield b"x" * MIB
+        uploading.append(len(s3.unfinished()))
+        begun.set()
+        await then
+
+    async def failing() -> None:
+        raise ConnectionError
+
+    begun = asyncio.Event()
+    with pytest.raises(ConnectionError):
+        await on_s3.put("files/a/2", looked(failing()))
+    begun.clear()
+    cancelled = asyncio.create_task(on_s3.put("files/a/3", looked(asyncio.Event().wait())))
+    await begun.wait()
+    cancelled.cancel()
+    await eventually(lambda: cancelled.done() and not on_s3._giving_up)
+    assert uploading == [1, 1]
+    assert s3.unfinished() == []
+    assert await found(on_s3, "files") == {"files/a/1": 2}
+
+
+async def test_a_wrong_secret_is_told_and_not_shown(
+    on_s3: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-secret")
+    with pytest.raises(StorageUnavailable) as told:
+        await Storage("s3://hermes/other").put("files/a/1", pieces(b"12"))
+    assert "wrong-secret" not in str(told.value)
+    assert "\n" not in str(told.value)
 
 
 async def test_small_pieces_are_joined() -> None:
