@@ -92,7 +92,8 @@ def settings(section: type[BaseModel] = Settings, prefix: str = "") -> Iterator[
         if child is not None:
             yield from settings(child, f"{prefix}{name}.")
         else:
-            default = field.get_default(call_default_factory=True)
+            required = field.is_required()
+            default = None if required else field.get_default(call_default_factory=True)
             as_yaml = default if isinstance(default, str) else json.dumps(default)
             shown = "" if default in (None, "") else f"`{as_yaml}`"
             about = docstrings(section).get(name, field.description or "")

@@ -31,6 +31,7 @@ from serve_app.ingress import (
     objects_api,
     status,
     usage_api,
+    webhooks_api,
 )
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.app import build_app
@@ -52,10 +53,13 @@ from serve_app.policy.order import Rules
 from serve_app.policy.overload import Overload, OverloadRules
 from serve_app.policy.placement import Placement
 from serve_app.redis.check import RedisWatch
+from serve_app.redis.link import RedisLink
 from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.queue import QueueDepths, RequestQueue
 from serve_app.requests.endings import Deadlines, Endings
 from serve_app.settings import Settings
+from serve_app.webhooks.outbox import Outbox
+from serve_app.webhooks.sender import Sender
 from workers.engine import Engine
 from workers.loop_watch import LoopWatch
 from workers.replica import WorkerReplica
@@ -141,6 +145,11 @@ class IngressProcess:
             self.redis_watch,
             self.limits.memory,
         )
+        self._news_link = RedisLink(settings.redis)
+        self.outbox = Outbox(settings, base.link, self._news_link, base.clock)
+        self._webhooks = Sender(
+            settings.webhooks, self.outbox, base.clock, base.loops, base.telemetry
+        )
         self.metrics = MetricsPage(base, self.membership, self._depths, self.limits)
 
     def _build_dispatcher(self, execute: Execute) -> Dispatcher:
@@ -205,6 +214,7 @@ class IngressProcess:
                 settings.files.max_bytes,
             ),
             dead_letters_api.routes(self._dead, readers, self.exchanges, self.submissions.again),
+            webhooks_api.routes(self.outbox, readers),
         ]
         return build_app(
             settings,
@@ -227,6 +237,7 @@ class IngressProcess:
         await self._deadlines.start()
         await self._unserved.start()
         await self.dispatcher.start()
+        await self._webhooks.start()
         await self.membership.join_as_ingress(
             lambda: self.dispatcher.lease(
                 self.readiness.all_replicas_there(), sum(self.limits.unclaimed.values())
@@ -250,6 +261,8 @@ class IngressProcess:
         await self.exchanges.stop()
         await self._disconnects.stop()
         await self.followers.stop()
+        await self._webhooks.stop()
+        await self._news_link.close()
         await self.base.stop()
         self._validator.stop()
 

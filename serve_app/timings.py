@@ -300,3 +300,26 @@ MASKS_S = 1.0
 """Budget of a grammar: CPU time beyond that, in all requests of a tenant."""
 SIMULATED_HOLD_S = 1.5
 """How long the simulated engine's fault `hold` computes; above `max_event_loop_block_s`."""
+
+# -- webhooks -------------------------------------------------------------------------------------
+
+WEBHOOK_LOOK_S = 1.0
+"""Time between two looks for what is due again; new events wake the sender."""
+WEBHOOK_LEASE_S = 30.0
+"""How long an ingress holds a route without a sign of life; longer than a try takes."""
+WEBHOOK_ANSWER_S = 10.0
+"""How long a receiver may take in all: name, connection and answer."""
+WEBHOOK_ROUTES = 64
+"""Routes that an ingress works on at a time."""
+WEBHOOK_ROUTES_ALIKE = 8
+"""How many of them are of one tenant, or of one host."""
+WEBHOOKS_OF_A_ROUTE = 4
+"""Deliveries of a route at a time; so one ingress has at most 256 connections, 32 to a host."""
+WEBHOOK_PAUSE_S = 60.0
+"""Longest pause of a route of which all have failed that were tried; then new ones have a try."""
+WEBHOOK_CROWDED_S = 1.0
+"""When a route is looked at again for which there was no room."""
+WEBHOOK_EVENTS_A_LOOK = 200
+"""New events that one script sorts, in about a millisecond."""
+WEBHOOK_RESOLVERS = 8
+"""Threads that look up names for webhooks, and for nothing else."""

@@ -97,6 +97,7 @@ class Attempt:
         self._clock = clock
         self._numberer = EventNumberer()
         self._streamed = False
+        self._cut = False
         self._error_sent = False
         self._generations = 0
         self._values = 0
@@ -245,6 +246,7 @@ class Attempt:
             began_ms=self.recorded.began_ms or self._opened.opened_ms,
             why=self.lost.why if self.lost else "",
             message=why.message if isinstance(why, RequestRefused) else "",
+            cut=completed and self._is_cut,
         )
         reason = why.reason if isinstance(why, Exception) else why
         level = self.journal.settings.transcript_compression_level if completed else None
@@ -256,6 +258,11 @@ class Attempt:
         self._telemetry.observe("hermes_batch_processing_time_seconds", took_s, request_class)
         self._telemetry.observe("hermes_end_to_end_time_seconds", in_all_s, request_class)
         self._telemetry.count("hermes_requests_ended", request_class, kind, reason or "")
+
+    @property
+    def _is_cut(self) -> bool:
+        """Whether an answer has met its `max_tokens`, also in what an earlier attempt has left."""
+        return self._cut or any(one.finish_reason == "length" for one in self.recorded.outputs)
 
     def _refuse(self, failure: RequestRefused) -> None:
         """If no client can have seen any of a stream, the answer is the one that a request without
@@ -351,6 +358,7 @@ class Attempt:
         kept with the first of a generation only, `more` has those that differ from the usual.
         """
         now = self._monotonic_s()
+        self._cut |= finish_reason == "length"
         if self.first_output_ms is None:
             self.first_output_ms = self._clock.now_ms()
             if not self.recorded.outputs:

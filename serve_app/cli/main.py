@@ -25,6 +25,7 @@ COMMANDS = {
     "usage": ("usage", "Show what requests have used, by day or hour."),
     "deploy": ("deploy_code", "Deploy a Serve config file to a Ray cluster, with the code."),
     "dead-letters": ("dead_letters", "Show the requests that were given up; send them again."),
+    "webhooks": ("webhooks", "Show the events that no receiver took; send them again."),
     "api-key": ("api_keys", "Create, list and revoke API keys."),
     "check-redis": ("check_redis", "Wait until Redis can be used, or say why it cannot."),
 }

@@ -39,6 +39,7 @@ from serve_app.policy.placement import session_key
 from serve_app.policy.tenants import Tenant
 from serve_app.policy.work import work_of
 from serve_app.settings import Settings
+from serve_app.webhooks.events import HEADER, REQUEST, RESPONSE, check_url
 
 _NAMED, _NAME_CHARS = 8, 64
 """How many ignored fields an answer names, and how much of each name."""
@@ -181,6 +182,7 @@ class Submissions:
         detached = background or prefers_async(headers.get("prefer", ""))
         detached = detached or self._gives_way(caller, headers, request_class)
         stored = self._stores(path, request, background)
+        tells, webhook = self._told(caller, path, headers, detached)
         now_ms = self.clock.now_ms()
         facts = RequestFacts(
             request_class=request_class,
@@ -198,6 +200,8 @@ class Submissions:
             retention_s=self._retention_s(headers) if detached or stored else 0.0,
             body_bytes=len(body) if stored else 0,
             alias=model if model and model != self.settings.model.name else "",
+            tells=tells,
+            webhook=webhook,
         )
         kept = [(name, headers[name]) for name in _KEPT_HEADERS if name in headers]
         return Submission(
@@ -252,6 +256,25 @@ class Submissions:
             what = f"must be async or refuse, not '{wanted[:40]}'"
             raise invalid(f"The header x-hermes-overload {what}.", "x-hermes-overload")
         return wanted == "async" and request_class in self.overload.open
+
+    def _told(
+        self, caller: Tenant, path: str, headers: Mapping[str, str], detached: bool
+    ) -> tuple[str, str]:
+        """What ends for receivers of webhooks, and the URL that the client has named. An answer
+        that its client waits for is told to nobody.
+        """
+        settings, url = self.settings.webhooks, headers.get(HEADER, "")
+        if url:
+            check_url(settings, url)
+            if not detached and headers.get("x-hermes-overload", caller.overload) != "async":
+                raise invalid(
+                    f"The header {HEADER} is for requests that go on without their client: send it "
+                    "with Prefer: respond-async, or background: true.",
+                    HEADER,
+                )
+        if not detached or not (url or settings.endpoints):
+            return "", ""
+        return RESPONSE if path == RESPONSES else REQUEST, url
 
     def _timeout_s(self, headers: Mapping[str, str], detached: bool) -> float:
         ingress = self.settings.ingress

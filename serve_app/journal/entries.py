@@ -155,6 +155,10 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """Digest of what equal requests have in common; empty if a retry cannot join it."""
     reserved: Reserved | None = None
     """What it has taken of its tenant's limits, if that has any."""
+    tells: str = ""
+    """What ends for receivers of webhooks: `response` or `request`; empty if nobody is told."""
+    webhook: str = ""
+    """The URL that the client wants to be told at, if it has named one."""
 
     @property
     def called(self) -> str:
@@ -202,6 +206,8 @@ class Summary(msgspec.Struct, frozen=True):
     """Why an answer could not be continued; completes a sentence that ends with "because"."""
     message: str = ""
     """What the caller is told of a failure; empty if that is what its reason says."""
+    cut: bool = False
+    """Whether the answer has met its `max_tokens`, or one of its answers has."""
 
 
 class Head(msgspec.Struct, frozen=True):

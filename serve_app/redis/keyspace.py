@@ -134,6 +134,41 @@ def key_uses_key(namespace: str) -> str:
     return f"{namespace}:key_uses"
 
 
+def outbox_key(namespace: str) -> str:
+    """Events that have just happened, until an ingress sorts them (`webhooks/outbox.lua`)."""
+    return f"{namespace}:webhooks"
+
+
+def routes_key(namespace: str) -> str:
+    """The routes of deliveries, by when each has something to do."""
+    return f"{namespace}:webhooks:routes"
+
+
+def route_key(namespace: str, route: str) -> str:
+    """The deliveries of a route, by when each is due. `webhooks/outbox.lua` makes the same name."""
+    return f"{namespace}:webhooks:routes:{route}"
+
+
+def deliveries_key(namespace: str) -> str:
+    """All deliveries that wait, by when their event happened."""
+    return f"{namespace}:webhooks:waiting"
+
+
+def delivery_counts_key(namespace: str) -> str:
+    """How many of them each tenant has."""
+    return f"{namespace}:webhooks:tenants"
+
+
+def held_routes_key(namespace: str) -> str:
+    """Until when an ingress holds a route, or it pauses."""
+    return f"{namespace}:webhooks:held"
+
+
+def dead_deliveries_key(namespace: str) -> str:
+    """Deliveries that were given up."""
+    return f"{namespace}:webhooks:dead"
+
+
 def suspect_key(namespace: str) -> str:
     """A lock under which requests that have killed engines run one at a time."""
     return f"{namespace}:suspect"

@@ -58,6 +58,8 @@ from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import Reply, all_answered, answered
 from serve_app.request_queue.entry import encode_entry
 from serve_app.settings import Settings
+from serve_app.webhooks.events import event_of, subject_of
+from serve_app.webhooks.outbox import telling
 
 SCRIPT = Script(files(__package__).joinpath("lifecycle.lua").read_text())
 _NOTHING = Usage().encode()
@@ -241,7 +243,7 @@ def end(settings: Settings, ended: Ended, whose: Whose | None = None) -> Command
     commands += [*_expire(settings, ended), *_retain(settings, ended)]
     # in this order, since a claim goes with the queue entry
     commands += [*_announce(settings, ended), *_remove_from_queue(settings, ended)]
-    commands += [*_leave_twins(settings, ended), *_settle(settings, ended)]
+    commands += [*_leave_twins(settings, ended), *_settle(settings, ended), *_tell(settings, ended)]
     return (
         *("EVAL", SCRIPT, 2, key, ledger, "end", len(ended.entries), whose.encode()),
         FINAL.index(ended.terminal.state or State.FAILED) + 1,
@@ -387,6 +389,16 @@ def _remove_from_queue(settings: Settings, ended: Ended) -> list[Command]:
         return []
     line = queue_key(settings.namespace, facts.model, facts.request_class)
     return [("XDEL", line, ended.queued), ("XACK", line, QUEUE_GROUP, ended.queued)]
+
+
+def _tell(settings: Settings, ended: Ended) -> list[Command]:
+    """Write the event for the receivers of webhooks."""
+    facts, its = ended.summary.request, ended.summary
+    if facts is None or not facts.tells:
+        return []
+    event = event_of(facts.tells, ended.terminal.state or State.FAILED, its.cut)
+    subject = subject_of(facts.tells, ended.request_id)
+    return telling(settings, event, subject, facts.tenant, its.ended_ms, facts.webhook)
 
 
 # -- what is known ---------------------------------------------------------------------------------

@@ -27,6 +27,8 @@ HEADER = r"^[a-z0-9-]{0,64}$"
 ENDPOINT = r"^(https?://[^\p{Z}\p{Cc}]+)?$"
 STORAGE = r"^(/[^\p{Cc}]*|s3://[^\p{Z}\p{Cc}]+)?$"
 ORIGIN = r"^(\*|https?://[^/\p{Z}\p{Cc}]+)$"
+SECRET = r"^(env:[A-Za-z_][A-Za-z0-9_]*|file:/[^\p{Cc}]*)?$"
+HOST = r"^(\*\.)?[a-z0-9.-]+$"
 
 MODEL_NAME_CHARS = 128
 
@@ -44,6 +46,8 @@ FORMS = {
     HEADER: "takes the name of a header in lower-case letters, digits and '-'",
     ENDPOINT: "takes a URL such as http://collector:4318/v1/traces",
     STORAGE: "takes a folder by its full path, or s3://bucket/prefix",
+    SECRET: "takes env: and the name of an environment variable, or file: and a full path",
+    HOST: "takes hosts in lower-case letters, such as hooks.example.com or *.example.com",
     ORIGIN: "takes '*' and origins such as https://chat.example.com",
 }
 """What each pattern of the tree means. The chart checks the same patterns, with Go's syntax."""

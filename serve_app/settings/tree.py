@@ -35,6 +35,7 @@ from serve_app.settings.sections import (
     WorkerSettings,
 )
 from serve_app.settings.vllm_names import argument_problem, variables_problem
+from serve_app.settings.webhooks import WebhookSettings
 
 log = logging.getLogger("hermes.settings")
 
@@ -195,6 +196,7 @@ class Settings(Section):
     files: FilesSettings = FilesSettings()
     routing: RoutingSettings = RoutingSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
+    webhooks: WebhookSettings = WebhookSettings()
 
     @model_validator(mode="before")
     @classmethod

@@ -33,6 +33,7 @@ PURE = (
     "serve_app.cluster.replicas",
     "serve_app.cluster.members",
     "serve_app.batches.lines",
+    "serve_app.webhooks.events",
     *(f"serve_app.journal.{name}" for name in "entries events reader attempt_log".split()),
     *(f"serve_app.ingress.validation.{name}" for name in "bodies fields structure headers".split()),
     *(module for module in MODULES if module.startswith("serve_app.policy.")),
@@ -54,7 +55,12 @@ OWNERS = {
     "starlette": ("serve_app.ingress",),
     "uvicorn": ("serve_app.ingress.http_protocol", "serve_app.deploy", "serve_app.cli.attach"),
     "hiredis": ("serve_app.redis",),
-    "httpx": ("serve_app.client", "serve_app.cli", "serve_app.demo"),
+    "httpx": (
+        "serve_app.client",
+        "serve_app.cli",
+        "serve_app.demo",
+        "serve_app.webhooks.post",
+    ),
     "rich": ("serve_app.demo",),
     "redis": ("serve_app.demo.faults",),  # as an operator
     "xgrammar": ("workers.shapes",),
@@ -105,7 +111,13 @@ LAYERS = (
     ("serve_app.admission", "serve_app.dispatch"),
     ("serve_app.cluster",),
     ("serve_app.foundation",),
-    ("serve_app.request_queue", "serve_app.requests", "serve_app.journal", "serve_app.files"),
+    (
+        "serve_app.request_queue",
+        "serve_app.requests",
+        "serve_app.journal",
+        "serve_app.files",
+        "serve_app.webhooks",
+    ),
     ("serve_app.redis", "serve_app.observability", "serve_app.loops", "serve_app.policy"),
     (
         "serve_app.settings",

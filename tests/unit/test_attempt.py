@@ -28,7 +28,7 @@ from serve_app.settings.sections import JournalSettings
 from tests.tables import each
 from tests.transcripts import transcript
 from workers.attempt import Attempt
-from workers.replay import AnswerTooLarge, Recorded
+from workers.replay import AnswerTooLarge, Output, Recorded
 
 FACTS = RequestFacts("standard", "t", "s", "m", True, 1, 2, "wake")
 OPENED = AttemptFacts("replica-1", "engine-1", 5)
@@ -279,3 +279,19 @@ async def test_a_fenced_attempt_ends_nothing(s: Scene) -> None:
     assert s.attempt.stopped is None
     assert s.telemetry.registry.get_sample_value("hermes_requests_ended_total") is None
     assert s.silent
+
+
+@each("finish, left, cut", [("stop", "", False), ("length", "", True), (None, "length", True)])
+async def test_an_answer_that_met_its_max_tokens_is_cut_also_if_an_earlier_attempt_wrote_it(
+    finish: str | None, left: str, cut: bool
+) -> None:
+    output = Output(0, "a", [1], left or None, None, None)
+    s = Scene(Recorded(outputs=[output]) if left else None)
+    await s.start()
+    if finish:
+        s.output("a", 1, finish)
+    s.attempt.stop(State.COMPLETED)
+    _, terminal = s.ended()
+    summary = terminal.summary
+    assert summary is not None
+    assert summary.cut is cut
