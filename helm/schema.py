@@ -366,6 +366,8 @@ OURS: dict[str, Schema] = {
     "networkPolicy": closed(
         enabled=BOOL,
         servingFrom=listed(of_kubernetes("NetworkPolicyPeer")),
+        storageTo=listed(of_kubernetes("NetworkPolicyPeer")),
+        storagePorts=PORTS,
         tracesTo=listed(of_kubernetes("NetworkPolicyPeer")),
         operatorNamespaces=NAMESPACES,
         monitoringNamespaces=NAMESPACES,

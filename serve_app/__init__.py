@@ -26,6 +26,7 @@ requests/lifecycle.lua        the steps of a request's life: accept, record, end
                               them, with what else happens then, and reads the record
 requests/endings.py           ends requests without a worker (cancelled, deadline passed, given up)
 
+files/                        uploaded files: storage.py (a folder or S3), files.py (their records)
 cluster/leases.py             which processes are alive; cluster/replicas.py: which can take work;
                               cluster/entrance.py: whose the namespace is
 redis/                        connections and the client; keyspace.py: every key; check.py: whether

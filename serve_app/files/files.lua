@@ -31,7 +31,8 @@ if ARGV[1] == 'add' then
     return {'full', used, count}
   end
   redis.call('SET', KEYS[1], ARGV[4])
-  redis.call('ZADD', KEYS[2], ARGV[6], ARGV[2])
+  local newest = tonumber(redis.call('ZREVRANGE', KEYS[2], 0, 0, 'WITHSCORES')[2] or 0)
+  redis.call('ZADD', KEYS[2], math.max(tonumber(ARGV[6]), newest + 1), ARGV[2]) -- in this order
   redis.call('HINCRBY', KEYS[3], ARGV[3], ARGV[5])
   if ARGV[7] ~= '0' then redis.call('ZADD', KEYS[4], ARGV[7], ARGV[2]) end
   if KEYS[5] then

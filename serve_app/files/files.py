@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import secrets
 from collections.abc import Sequence
 from importlib.resources import files
@@ -20,7 +21,7 @@ from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused, decoding
-from serve_app.files.storage import Storage
+from serve_app.files.storage import Storage, StorageUnavailable
 from serve_app.redis.connection import Script
 from serve_app.redis.keyspace import (
     expiring_files_key,
@@ -33,6 +34,8 @@ from serve_app.redis.keyspace import (
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import answered
 from serve_app.settings import Settings
+
+log = logging.getLogger("hermes.ingress")
 
 SCRIPT = Script(files(__package__).joinpath("files.lua").read_text())
 PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
@@ -175,7 +178,10 @@ class Files:
         lock = ("SET", files_sweep_key(self._namespace), 1, "NX", "PX", timings.FILES_SWEEP_MS)
         while True:
             if answered((await self._link.call([lock]))[0]) is not None:
-                await self.sweep()
+                try:
+                    await self.sweep()
+                except (StorageUnavailable, FileNotFoundError) as error:  # it is for the next
+                    log.error("the storage of files cannot be searched: %s", error)
             await asyncio.sleep(timings.FILES_SWEEP_LOOK_S)
 
     async def sweep(self) -> None:

@@ -3,7 +3,7 @@ its own.
 
 An object is whole or absent: a folder gets it by a rename, S3 by the end of a multipart upload. A
 process that is killed while it writes leaves a part: `drop_unfinished` removes it from a folder; a
-bucket needs a rule for its lifecycle (docs/batches.md).
+bucket needs a rule for its lifecycle (docs/kubernetes.md).
 """
 
 from __future__ import annotations

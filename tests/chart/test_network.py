@@ -167,6 +167,30 @@ def test_dns_is_asked_on_the_ports_where_its_pods_listen(policy: str) -> None:
     assert asked == [[("UDP", 53), ("TCP", 53), ("UDP", 5353), ("TCP", 5353)]]
 
 
+def test_files_may_only_leave_for_their_s3() -> None:
+    s3 = {"ipBlock": {"cidr": "10.1.2.0/24"}}
+    values: Document = {
+        "networkPolicy.storageTo": [s3],
+        "networkPolicy.storagePorts": [443, 9000],
+    }
+    rule = {"to": [s3], "ports": [{"port": 443}, {"port": 9000}]}
+    for storage, wanted in (("s3://bucket/prefix", True), ("", False)):
+        its = values | {"settings.files.storage": storage}
+        objects = documents(merged(stage_values("multi-node"), its))
+        policy = one(objects, "NetworkPolicy", "hermes-ray")
+        assert (rule in policy["spec"]["egress"]) is wanted
+
+
+@each("mounted", ["/files", "/files/", "/"])
+def test_a_folder_of_files_is_on_a_volume(mounted: str) -> None:
+    values: Document = {
+        "settings.files.storage": "/files",
+        "ingressPods.extraVolumes": [{"name": "files", "emptyDir": {}}],
+        "ingressPods.extraVolumeMounts": [{"name": "files", "mountPath": mounted}],
+    }
+    assert documents(merged(stage_values("multi-node"), values))
+
+
 @each("endpoint, port", [("http://otel:4318/v1/traces", 4318), ("https://otel/v1/traces", 443)])
 def test_traces_may_only_leave_for_the_collector(endpoint: str, port: int) -> None:
     collector = {"namespaceSelector": {"matchLabels": {"team": "observability"}}}

@@ -104,6 +104,14 @@ COMBINATIONS: list[tuple[str, Document]] = [
         "networkPolicy.tracesTo is empty",
         {"settings.telemetry.traces_endpoint": "http://otel:4318/v1/traces"},
     ),
+    ("networkPolicy.storageTo is empty", {"settings.files.storage": "s3://bucket"}),
+    (
+        "settings.files.storage is the folder /files, on which ingressPods.extraVolumeMounts",
+        {
+            "settings.files.storage": "/files",
+            "extraVolumeMounts": [{"name": "a", "mountPath": "/files/below"}],
+        },
+    ),
     ("engines do not ask the hub", {"hub.existingSecret": "hub"}),
     (
         "4 GPUs (settings.workers.tensor_parallel_size), but a pod has 2 (engines.gpus)",

@@ -83,6 +83,7 @@ MAY_BE_NULL = (
     "serviceAccount.annotations",
     "networkPolicy.servingFrom",
     "networkPolicy.dnsCidrs",
+    "networkPolicy.storageTo",
     "networkPolicy.tracesTo",
     "ingress.annotations",
     "httpRoute.hosts",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -11,12 +12,14 @@ import pytest
 from msgspec.structs import replace
 
 from serve_app import timings
+from serve_app.clock import RedisClock
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
 from serve_app.files.files import OUTPUT, File, Files, new_file_id
 from serve_app.files.storage import Storage
 from tests.journal.journal_helpers import World
 from tests.tables import each
+from tests.waiting import eventually
 
 DAY_S = 86_400
 CONTENT = b"0123456789"
@@ -79,7 +82,8 @@ async def test_nothing_is_left_in_redis_of_a_deleted_file(w: World, its: Files) 
     assert [key async for key in w.operator.scan_iter("*")] == []
 
 
-async def test_files_are_listed_in_pages(its: Files) -> None:
+async def test_files_are_listed_in_pages(its: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RedisClock, "now_ms", lambda _: 1_800_000_000_000)  # all in this one
     files = [await added(its, purpose="batch" if n % 2 else "evals") for n in range(5)]
     mine = [file.id for file in files]
     assert await ids(its, order="asc") == mine
@@ -178,6 +182,28 @@ async def test_an_expired_file_is_gone_and_then_deleted(
 async def test_files_of_batches_expire(its: Files, purpose: str, expires_s: int) -> None:
     file = await stored(its, purpose=purpose)
     assert (await its.add(file)).expires_s == (file.created_s + expires_s if expires_s else 0)
+
+
+async def test_a_search_goes_on_when_the_storage_can_be_used_again(
+    its: Files, w: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown = await stored(its)
+    os.utime(tmp_path / unknown.path, (1, 1))
+    (tmp_path / "files").rename(tmp_path / "away")
+    (tmp_path / "files").symlink_to("files")  # nobody can read it
+    monkeypatch.setattr(timings, "FILES_SWEEP_LOOK_S", 0.01)
+    lock = f"{w.settings.namespace}:files_sweep"
+    searching = asyncio.create_task(its.keep_swept())
+    await eventually(lambda: w.operator.exists(lock))
+    assert 0 < await w.operator.pttl(lock) <= timings.FILES_SWEEP_MS
+    (tmp_path / "files").unlink()
+    (tmp_path / "away").rename(tmp_path / "files")
+    await asyncio.sleep(0.05)
+    assert await objects(its) == {unknown.path}, "another ingress may be at it"
+    await w.operator.delete(lock)
+    await eventually(lambda: not (tmp_path / unknown.path).exists())
+    assert not searching.done()
+    searching.cancel()
 
 
 async def test_what_dead_processes_left_is_deleted_after_a_day(its: Files, tmp_path: Path) -> None:

@@ -5,6 +5,11 @@
 {{- merge (dict "source" $source "name" ($model.name | default (regexReplaceAll "[\\s:]+" (base $source) "-"))) $model | toJson -}}
 {{- end }}
 
+{{/* Where files are kept; empty for nowhere. */}}
+{{- define "hermes.storage" -}}
+{{- (.Values.settings.files | default dict).storage -}}
+{{- end }}
+
 {{/* Whether engines may ask the hub; empty if not. */}}
 {{- define "hermes.hubAccess" -}}
 {{- $isHubId := not (regexMatch "^(/|builtin:)" (include "hermes.model" . | fromJson).source) -}}

@@ -8,6 +8,7 @@
 {{- include "hermes.validatePods" . -}}
 {{- include "hermes.validateSecrets" . -}}
 {{- include "hermes.validateSizes" . -}}
+{{- include "hermes.validateStorage" . -}}
 {{- include "hermes.validateModel" . -}}
 {{- include "hermes.validateDoors" . -}}
 {{- include "hermes.validateNetwork" . -}}
@@ -235,6 +236,19 @@
 {{- end }}
 {{- end }}
 
+{{- define "hermes.validateStorage" -}}
+{{- $storage := include "hermes.storage" . -}}
+{{- if hasPrefix "/" $storage }}
+{{- $mounted := false }}
+{{- range concat (.Values.extraVolumeMounts | default list) (.Values.ingressPods.extraVolumeMounts | default list) }}
+{{- if hasPrefix (printf "%s/" (trimSuffix "/" .mountPath)) (printf "%s/" $storage) }}{{ $mounted = true }}{{ end }}
+{{- end }}
+{{- if not $mounted }}
+{{- fail (printf "settings.files.storage is the folder %s, on which ingressPods.extraVolumeMounts mounts nothing: mount a volume that all ingress pods share, or use s3://bucket/prefix" $storage) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "hermes.validateModel" -}}
 {{- $model := include "hermes.model" . | fromJson -}}
 {{- $weights := .Values.weights -}}
@@ -309,6 +323,9 @@
 {{- end }}
 {{- if and .Values.networkPolicy.enabled (include "hermes.hubAccess" .) (not .Values.networkPolicy.hubCidrs) }}
 {{- fail "networkPolicy.hubCidrs is empty, so engines could not download anything although they may ask the hub (hub.access): set the addresses of the hub" }}
+{{- end }}
+{{- if and .Values.networkPolicy.enabled (hasPrefix "s3://" (include "hermes.storage" .)) (not .Values.networkPolicy.storageTo) }}
+{{- fail "networkPolicy.storageTo is empty, so no file would reach settings.files.storage: set the peers of your S3" }}
 {{- end }}
 {{- if and .Values.networkPolicy.enabled .Values.settings.telemetry.traces_endpoint (not .Values.networkPolicy.tracesTo) }}
 {{- fail "networkPolicy.tracesTo is empty, so no trace would reach settings.telemetry.traces_endpoint: set the collector's peers" }}
