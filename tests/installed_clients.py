@@ -83,6 +83,25 @@ def of_guidellm(*words: str) -> list[str]:
     return [str(interpreter), "-m", "guidellm", "run", *words]
 
 
+def of_anthropics_tests() -> tuple[list[str], Path]:
+    """The command that runs tests of Anthropic's SDK, and the folder to run it in: they are in the
+    SDK's source distribution, which a wheel lacks.
+    """
+    interpreter = python("anthropic-tests")
+    folder = INSTALLED / "anthropic-tests"
+    unpacked = folder / "source"
+    if not unpacked.exists():
+        only = "--no-deps --no-binary :all: --require-hashes -r tests.lock -d downloaded"
+        words = [str(interpreter), "-m", "pip", "download", "--quiet", *only.split()]
+        ran = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=900)
+        if ran.returncode:
+            cannot(f"the tests of Anthropic's SDK cannot be had: {ran.stderr[-300:]}")
+        (packed,) = (folder / "downloaded").glob("anthropic-*.tar.gz")
+        shutil.unpack_archive(packed, unpacked, filter="data")
+    (source,) = unpacked.iterdir()
+    return [str(interpreter), "-m", "pytest", "-q", "-n0"], source
+
+
 def of_agent(
     name: str, url: str, model: str, home: Path, prompt: str = "Say hi"
 ) -> tuple[list[str], dict[str, str]]:
