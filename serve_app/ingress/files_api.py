@@ -89,7 +89,6 @@ class _Upload:
     uploads: Uploads
     tenant: str
     form: Form
-    within_s: float = timings.FILE_UPLOAD_S
 
     async def stored(self, receive: Receive, now_s: int, key: str) -> File:
         """Receive, check and record a file; raises as what it calls."""
@@ -114,11 +113,11 @@ class _Upload:
     async def _content(self, receive: Receive, digest: Any) -> AsyncIterator[bytes]:
         """The content of the file; whatever is wrong with the form is raised before its end."""
         loop = asyncio.get_running_loop()
-        until_s, size, more = loop.time() + self.within_s, 0, True
+        until_s, size, more = loop.time() + timings.FILE_UPLOAD_S, 0, True
         while more:
             piece, more = await self.uploads.next_piece(receive)
             if loop.time() > until_s:
-                raise self.uploads.never_came(self.within_s)
+                raise self.uploads.never_came(timings.FILE_UPLOAD_S)
             size += len(piece)
             if size > self.form.most_bytes + FRAME_BYTES:
                 raise too_large(self.form.most_bytes)

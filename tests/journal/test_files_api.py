@@ -11,9 +11,10 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
+from serve_app import timings
 from tests.journal.in_process import Door, door, keys_of
 from tests.tables import Failures
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 PATH = "/v1/files"
 CONTENT = b"".join(b'{"custom_id": "%d"}\n' % n for n in range(1000))
@@ -62,6 +63,17 @@ def stored(folder: Path) -> list[str]:
 async def upload(d: Door, *parts: bytes, **headers: str) -> Any:
     body = b"".join((*parts, END))
     return await d.http.post(PATH, content=body, headers={**FORM, **headers})
+
+
+async def first_line(d: Door, body: bytes, announced: int) -> bytes:
+    """Of the answer to an upload that is announced as larger than what comes of it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", d.port)
+    head = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer alice\r\n"
+    head += f"Content-Type: {FORM['content-type']}\r\nContent-Length: {announced}\r\n\r\n"
+    writer.write(head.encode() + body)
+    line = await reader.readline()
+    writer.close()
+    return line
 
 
 async def test_the_sdk_drives_every_method(d: Door) -> None:
@@ -237,12 +249,7 @@ async def test_what_is_refused_leaves_nothing(d: Door, folder: Path) -> None:
 
 
 async def test_a_body_that_is_announced_as_too_large_is_not_read(d: Door) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", d.port)
-    head = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer alice\r\n"
-    head += f"Content-Type: {FORM['content-type']}\r\nContent-Length: 9999999\r\n\r\n"
-    writer.write(head.encode())
-    assert b" 413 " in await reader.readline()
-    writer.close()
+    assert b" 413 " in await first_line(d, b"", announced=9_999_999)
 
 
 async def test_a_tenants_bytes_are_bounded(d: Door, folder: Path) -> None:
@@ -313,6 +320,19 @@ async def test_a_client_that_leaves_in_the_middle_leaves_nothing(d: Door, folder
     assert stored(folder) == []
     assert (await d.http.get(PATH)).json()["data"] == []
     assert (await upload(d, PURPOSE, FILE)).status_code == 200
+
+
+async def test_an_upload_does_not_last_for_ever(
+    d: Door, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(d.ingress.uploads, "stalled_s", 0.01)
+    assert b" 408 " in await first_line(d, PURPOSE + FILE[:-9], announced=99_999)
+    monkeypatch.setattr(d.ingress.uploads, "stalled_s", PATIENCE_S)
+    monkeypatch.setattr(timings, "FILE_UPLOAD_S", -1.0)
+    endless = await upload(d, PURPOSE, FILE)
+    assert (endless.status_code, endless.json()["error"]["code"]) == (408, "upload_timeout")
+    assert "-1 s" in endless.json()["error"]["message"]
+    assert stored(folder) == []
 
 
 async def test_a_lost_object_is_not_found(d: Door, folder: Path, namespace: str) -> None:
