@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import random
+import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from urllib.parse import urlsplit
@@ -22,6 +23,7 @@ HEADER = "x-hermes-webhook"
 RESPONSE, REQUEST = "response", "request"
 """What has ended: a response, or a request of any other path."""
 MAX_URL_CHARS = 2_048
+_HOST = re.compile(r"[a-z0-9.-]+")
 _RETRY_AT_LEAST_S, _RETRY_AT_MOST_S = 5.0, 4 * 3600.0
 _OUTCOMES = {
     State.COMPLETED: "completed",
@@ -108,7 +110,7 @@ def check_url(settings: WebhookSettings, url: str, param: str = HEADER) -> None:
         host, port = "", None
     plain = host and parts.scheme == "http" and settings.plain_http
     odd = not url.isascii() or not url.isprintable() or " " in url or len(url) > MAX_URL_CHARS
-    if not host or odd or "@" in parts.netloc or "#" in url or port == 0:
+    if not _HOST.fullmatch(host) or odd or "@" in parts.netloc or "#" in url or port == 0:
         raise invalid(f"'{param}' takes a URL such as https://hooks.example.com/done.", param)
     if parts.scheme != "https" and not plain:
         raise invalid(f"The URL in '{param}' must begin with https://.", param)

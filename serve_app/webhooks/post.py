@@ -21,9 +21,10 @@ import httpx
 
 from serve_app import timings
 from serve_app.clock import RedisClock
+from serve_app.errors import RequestRefused
 from serve_app.redaction import hide
 from serve_app.settings.webhooks import WebhookSettings
-from serve_app.webhooks.events import Delivery, is_public
+from serve_app.webhooks.events import Delivery, check_url, is_public
 
 _PREFIX = "whsec_"
 _ADDRESSES = 4
@@ -81,6 +82,8 @@ class Poster:
                 return await self._post(delivery)
         except Failed as failed:
             return failed.answered
+        except RequestRefused as refused:
+            return Answered("refused", refused.message)
         except TimeoutError:
             return Answered("timeout", f"no answer in {timings.WEBHOOK_ANSWER_S:g} s")
         except (OSError, httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
@@ -95,6 +98,8 @@ class Poster:
         endpoint = self._settings.endpoints.get(delivery.target)
         if endpoint is None and "/" not in delivery.target:
             raise Failed("unknown", f"webhooks.endpoints has no '{delivery.target}'")
+        if endpoint is None:
+            check_url(self._settings, delivery.target)  # the settings may have changed
         source = endpoint.secret if endpoint else self._settings.secret
         url = httpx.URL(endpoint.url if endpoint else delivery.target)
         keys = await asyncio.to_thread(secrets_of, source)

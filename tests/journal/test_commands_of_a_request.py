@@ -13,6 +13,7 @@ import pytest
 from serve_app import timings
 from serve_app.contract import AttemptResult, CallResult, CompletionStats, Reason, State
 from serve_app.policy.tenants import Limits, Tenant
+from serve_app.settings.webhooks import WebhookSettings
 from tests.journal.in_process import Door, calling, in_process, worker_process
 from tests.journal.journal_helpers import World
 from tests.waiting import eventually
@@ -132,6 +133,20 @@ async def test_limits_of_its_tenant_cost_no_round_trip(
         count = await calls(w) - before
         each = {name: n // MANY for name, n in count.items() if name not in BACKGROUND}
         assert Counter(each) == EACH + Counter((*LIMITED, *LIMITED, *RUNNING))
+
+
+async def test_its_end_costs_one_command_for_each_webhook_and_none_without(w: World) -> None:
+    hook = {"url": "http://127.0.0.1:1", "secret": "env:HOOKS"}
+    added = []
+    for endpoints in ({}, {"a": hook}, {"a": hook, "b": hook}):
+        webhooks = WebhookSettings.model_validate({"endpoints": endpoints})
+        async with in_process(w.settings.model_copy(update={"webhooks": webhooks})) as d:
+            before = await calls(w)
+            request_id = await d.detached("a lighthouse", max_tokens=1)
+            answer = await d.http.get(f"/v1/requests/{request_id}/response")
+            assert answer.status_code == 200
+            added.append((await calls(w) - before)["xadd"])
+    assert [count - added[0] for count in added] == [0, 1, 2]
 
 
 async def test_a_stream_that_is_broken_off_costs_what_was_written_and_teaches_nothing(

@@ -12,7 +12,8 @@ import pytest
 
 from serve_app import timings
 from serve_app.contract import Reason, State
-from serve_app.webhooks.outbox import Outbox
+from serve_app.observability.metrics import Telemetry
+from serve_app.webhooks.outbox import Outbox, telling
 from tests.http_server import Asked, Wire, head, sending, serving, whole
 from tests.journal.in_process import door, in_process, keys_of, settings_of
 from tests.journal.journal_helpers import World
@@ -246,6 +247,20 @@ async def test_no_private_address_is_connected_to_even_beside_a_public_one(
             await at.http.post(f"/v1/responses/{found.json()['id']}/cancel")
             page = at.ingress.base.telemetry.of("hermes_webhook_failures", "private_address")
             await eventually(lambda: page._value.get() == 1)
+        assert server.connections == 0
+        assert await waiting(w) == 1
+
+
+async def test_a_host_that_is_not_allowed_any_more_gets_nothing(w: World) -> None:
+    with serving(OK) as server:
+        world_with(w, **per_request())
+        its = w.settings, "response.completed", "resp_1", "t", 1
+        await w.link.call(telling(*its, f"http://localhost:{server.port}/"))
+        world_with(w, **per_request(hosts=["hooks.example.com"]))
+        telemetry = Telemetry()
+        async with sender(w.settings, telemetry=telemetry):
+            failures = telemetry.of("hermes_webhook_failures", "refused")
+            await eventually(lambda: failures._value.get() == 1)
         assert server.connections == 0
         assert await waiting(w) == 1
 

@@ -112,6 +112,8 @@ def test_a_request_may_name_hosts_that_are_allowed(url: str) -> None:
         "https://evil.com#hooks.example.com",
         "https://hooks.example.com/#a",
         "https://hooks.example.com\\@evil.com/",
+        "https://evil.com\\.example.org/",
+        "https://evil.com%2f.example.org/",
         "https://[::1]/",
         "https://127.0.0.1/",
         "https://hooks.example.com:0/",
