@@ -369,6 +369,7 @@ OURS: dict[str, Schema] = {
         storageTo=listed(of_kubernetes("NetworkPolicyPeer")),
         storagePorts=PORTS,
         tracesTo=listed(of_kubernetes("NetworkPolicyPeer")),
+        webhooksTo=listed(of_kubernetes("NetworkPolicyPeer")),
         operatorNamespaces=NAMESPACES,
         monitoringNamespaces=NAMESPACES,
         dnsNamespaces=NAMESPACES,

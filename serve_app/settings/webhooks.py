@@ -54,7 +54,7 @@ class WebhookSettings(Section):
     private_addresses: bool = False
     """Whether such a host may have a private address, such as 10.0.0.1 or 127.0.0.1"""
     max_waiting: int = Field(100_000, ge=100)
-    """Most events that wait to be delivered, some 600 bytes of Redis each; beyond it the oldest is
+    """Most events that wait to be delivered, some 400 bytes of Redis each; beyond it the oldest is
     dead. Of one tenant a tenth"""
     give_up_after_s: float = Field(72 * 3600.0, gt=0)
     """How long an event is tried; then it is dead"""

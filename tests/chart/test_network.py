@@ -201,3 +201,14 @@ def test_traces_may_only_leave_for_the_collector(endpoint: str, port: int) -> No
     objects = documents(merged(stage_values("multi-node"), values))
     policy = one(objects, "NetworkPolicy", "hermes-ray")
     assert {"to": [collector], "ports": [{"port": port}]} in policy["spec"]["egress"]
+
+
+@each("webhooks", [{"hosts": ["a.example.com"], "secret": "env:S"}, {}])
+def test_webhooks_may_leave_for_their_receivers_if_there_are_any(webhooks: Document) -> None:
+    values: Document = {"settings.webhooks": webhooks}
+    objects = documents(merged(stage_values("multi-node"), values))
+    policy = one(objects, "NetworkPolicy", "hermes-ray")
+    anywhere = [rule for rule in policy["spec"]["egress"] if "ports" not in rule]
+    blocks = [peer["ipBlock"] for rule in anywhere for peer in rule["to"] if "ipBlock" in peer]
+    assert [block["cidr"] for block in blocks] == (["0.0.0.0/0"] if webhooks else [])
+    assert all("10.0.0.0/8" in block["except"] for block in blocks)
