@@ -22,6 +22,7 @@ COMMANDS = {
     "doctor": ("doctor", "Find what keeps a service from starting or working well."),
     "requests": ("requests", "List requests, show one, read its answer, or cancel it."),
     "attach": ("attach", "Serve a service on this machine, so that no agent loses a stream."),
+    "batch": ("batch", "Run a file of requests as a batch; list, show or cancel batches."),
     "usage": ("usage", "Show what requests have used, by day or hour."),
     "deploy": ("deploy_code", "Deploy a Serve config file to a Ray cluster, with the code."),
     "dead-letters": ("dead_letters", "Show the requests that were given up; send them again."),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -50,6 +51,29 @@ class ServiceApi:
         """The JSON object that the service answers; empty parameters are left out."""
         given = {name: value for name, value in params.items() if value not in ("", None, [])}
         return self._content(self._send(method, path, params=given))
+
+    def post(self, path: str, body: Mapping[str, Any], key: str) -> dict[str, Any]:
+        """The JSON object that answers a JSON object. `key`: repeated, it is one request."""
+        return self._content(self._send("POST", path, json=body, headers={"idempotency-key": key}))
+
+    def upload(self, path: str, fields: Mapping[str, str], file: Path, key: str) -> dict[str, Any]:
+        """The same for a form with a file."""
+        with file.open("rb") as content:
+            form = {"data": fields, "files": {"file": (file.name, content)}}
+            headers = {"idempotency-key": key}
+            return self._content(self._send("POST", path, headers=headers, **form))
+
+    def download(self, path: str, to: Path) -> None:
+        """Write what the service answers to a file, which is there once it is whole."""
+        part = to.with_name(f"{to.name}.part")
+        with self._failures(), self._http.stream("GET", path) as response:
+            if not response.is_success:
+                response.read()
+                self._content(response)
+            with part.open("wb") as written:
+                for piece in response.iter_bytes():
+                    written.write(piece)
+        part.replace(to)
 
     def readiness(self) -> dict[str, Any]:
         """What `/readyz` says, ready or not."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +63,32 @@ async def test_an_open_breaker_makes_background_work_of_what_allows_it(
 async def test_requests_that_are_wrong_open_no_breaker(redis_url: str, namespace: str) -> None:
     async with door(redis_url, namespace, queue={"async_above_s": 0.001}) as at:
         json = {"content-type": "application/json"}
-        for _ in range(100):
+        for _ in range(1_000):
             answer = await at.http.post("/v1/chat/completions", content=b"{", headers=json)
             assert answer.status_code == 400
         its = at.ingress.overload
         at.ingress.dispatcher.on_members(at.ingress.membership.members)
         assert its.open == set()
         assert its.load(0).flows == Overload().load(0).flows
+
+
+@pytest.mark.nightly  # it needs thousands of file descriptors
+async def test_connections_without_requests_open_no_breaker(redis_url: str, namespace: str) -> None:
+    """Half of them have begun to send one."""
+    async with door(redis_url, namespace, queue={"async_above_s": 0.001}) as at:
+        begun = b"POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\n"
+        opened = []
+        for number in range(2_048):
+            _, writer = await asyncio.open_connection("127.0.0.1", at.port)
+            writer.write(begun * (number % 2))
+            opened.append(writer)
+        await asyncio.gather(*(writer.drain() for writer in opened))
+        at.ingress.dispatcher.on_members(at.ingress.membership.members)
+        assert at.ingress.overload.open == set()
+        page = (await at.http.get("/v1/capacity")).json()
+        assert {one["breaker"] for one in page["classes"].values()} == {"closed"}
+        for writer in opened:
+            writer.close()
 
 
 async def test_a_tenant_sees_its_own_part_of_the_load_only(
