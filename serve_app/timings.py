@@ -323,3 +323,6 @@ WEBHOOK_EVENTS_A_LOOK = 100
 """New events that one script sorts, in 1.3 ms."""
 WEBHOOK_RESOLVERS = 8
 """Threads that look up names for webhooks, and for nothing else."""
+
+PROGRESS_LOOK_S = 1.0
+"""Between two looks of a command that waits for the end of a batch."""
