@@ -323,6 +323,26 @@ async def test_thousands_of_dead_ones_do_not_delay_another_tenant(
         assert await waiting(w) >= MANY
 
 
+async def test_a_tenant_with_many_dead_receivers_leaves_room_for_others(
+    w: World, timed: Callable[[str, float], None]
+) -> None:
+    timed("WEBHOOK_ANSWER_S", 1e6)
+    timed("WEBHOOK_ROUTES", 8)
+    timed("WEBHOOK_ROUTES_ALIKE", 4)
+    with serving(lambda asked, wire: wire.pause()) as hung, serving(OK) as well:
+        urls = {f"hung-{number}": hung.url for number in range(20)}
+        endpoints = receivers(**urls, well=well.url)["endpoints"]
+        for name, one in endpoints.items():
+            one["tenants"] = ["good" if name == "well" else "bad"]
+        world_with(w, endpoints=endpoints)
+        await tell(w.link, w.settings, "resp_bad", tenant="bad")
+        async with sender(w.settings):
+            await eventually(lambda: len(hung.asked) == 4)
+            await tell(w.link, w.settings, "resp_good", tenant="good")
+            await eventually(lambda: well.asked)
+        assert len(hung.asked) == 4
+
+
 async def test_what_is_too_many_is_dead_and_only_the_tenants_own(w: World) -> None:
     world_with(w, **receivers(one="http://127.0.0.1:1"), max_waiting=100, dead=3)
     outbox = _outbox(w)
