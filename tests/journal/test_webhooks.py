@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from serve_app import timings
 from serve_app.contract import Reason, State
@@ -245,6 +248,28 @@ async def test_no_private_address_is_connected_to_even_beside_a_public_one(
             await eventually(lambda: page._value.get() == 1)
         assert server.connections == 0
         assert await waiting(w) == 1
+
+
+@pytest.mark.parametrize(("name", "told"), [("hooks.invalid", True), ("other.invalid", False)])
+async def test_the_certificate_must_be_that_of_the_name_not_of_the_address(
+    w: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, told: bool
+) -> None:
+    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(name).configure_cert(context)
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    real = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda _, *rest, **more: real("127.0.0.1", *rest))
+    with serving(OK, context) as server:
+        world_with(w, **per_request(hosts=["hooks.invalid"]))
+        its = w.settings, "response.completed", "resp_1", "t", 1
+        await w.link.call(telling(*its, f"https://hooks.invalid:{server.port}/"))
+        telemetry = Telemetry()
+        name_of = "hermes_webhooks_delivered" if told else "hermes_webhook_failures"
+        counted = telemetry.of(name_of, "response.completed" if told else "connection")
+        async with sender(w.settings, telemetry=telemetry):
+            await eventually(lambda: counted._value.get() == 1)
+        assert len(server.asked) == told
 
 
 async def test_a_host_that_is_not_allowed_any_more_gets_nothing(w: World) -> None:
