@@ -23,7 +23,7 @@ from starlette.types import Receive
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.contract import Reason
-from serve_app.errors import RequestRefused, error_body, invalid_value
+from serve_app.errors import RequestRefused, error_body, invalid_value, retry_headers
 from serve_app.files.files import OUTPUT, PURPOSES, File, Files, new_file_id
 from serve_app.ingress.connection_limits import ConnectionLimits, Uploads
 from serve_app.ingress.forms import FRAME_BYTES, Form, too_large
@@ -265,5 +265,5 @@ def _part(asked: str, size: int) -> tuple[int, int] | None:
 
 def _no_such_part(size: int) -> Response:
     body = error_body(Reason.INVALID_REQUEST, f"The file has {size} bytes.", "range")
-    headers = {"content-range": f"bytes */{size}", "x-hermes-reason": Reason.INVALID_REQUEST}
-    return JSONResponse(body, 416, headers)
+    reason = {"x-hermes-reason": Reason.INVALID_REQUEST, **retry_headers(Reason.INVALID_REQUEST)}
+    return JSONResponse(body, 416, {"content-range": f"bytes */{size}", **reason})

@@ -201,7 +201,7 @@ async def test_a_search_goes_on_when_the_storage_can_be_used_again(
     await asyncio.sleep(0.05)
     assert await objects(its) == {unknown.path}, "another ingress may be at it"
     await w.operator.delete(lock)
-    await eventually(lambda: not (tmp_path / unknown.path).exists())
+    await eventually(lambda: searching.done() or not (tmp_path / unknown.path).exists())
     assert not searching.done()
     searching.cancel()
 

@@ -214,7 +214,8 @@ class Services:
         return self.current
 
     def _start(self, kind: str, outage: bool, name: str) -> local.Service:
-        args = limited(kind, outage)
+        storage = {"files": {"storage": str(self._folder / name / "files")}}
+        args = local.merged(storage, limited(kind, outage))
         if self.collector is not None:
             args = local.merged(args, {"telemetry": {"traces_endpoint": self.collector.endpoint}})
         variables = environment(outage)

@@ -174,6 +174,7 @@ def ids_of(service: Running) -> dict[str, list[str]]:
         "chat_id": [chat.json()["id"], *none],
         "request_id": [*requests, *none],
         "model_id": [service.model, *none],
+        "file_id": [service.sdk.files.create(file=b"{}", purpose="user_data").id, *none],
     }
 
 
