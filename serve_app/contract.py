@@ -113,6 +113,8 @@ class Reason(StrEnum):
     DEADLINE = "deadline"
     CANCELLED = "cancelled"
     CLIENT_DISCONNECTED = "client_disconnected"
+    WITHDRAWN = "withdrawn"
+    """A line of a batch whose window of the day has closed before a worker began it."""
     ENGINE_ERROR = "engine_error"
     ATTEMPT_LOST = "attempt_lost"
     POISON = "poison"

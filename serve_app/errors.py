@@ -34,6 +34,7 @@ LASTING = frozenset(
 MESSAGES = {
     Reason.CANCELLED: "The request was cancelled.",
     Reason.CLIENT_DISCONNECTED: "The client disconnected and did not reconnect.",
+    Reason.WITHDRAWN: "The batch of this line runs again in its next window.",
     Reason.DEADLINE: "The request's deadline passed before it was finished.",
     Reason.ATTEMPT_LOST: "The engine that worked on this request died and it cannot be continued; "
     "please try again.",
@@ -65,7 +66,7 @@ _REASONS = {
     429: "queue_full storage_full results_full tenant_limit too_many_connections "
     "rate_limit_exceeded concurrency_limit quota_exceeded",
     431: "headers_too_large",
-    499: "cancelled client_disconnected",
+    499: "cancelled client_disconnected withdrawn",
     500: "engine_error poison internal",
     501: "not_configured",
     503: "journal_unavailable storage_unavailable attempt_lost overloaded",

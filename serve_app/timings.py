@@ -228,6 +228,29 @@ LIMITS_KEPT_MS = 32 * 24 * HOUR_MS
 KEY_OUTLIVES_MS = 60_000
 """How much longer the pointer of an idempotency key lives than the journal of its request."""
 
+# -- batches --------------------------------------------------------------------------------------
+
+BATCH_LEASE_MS = 5_000
+"""How soon another ingress works on the batches if the one that did so has died."""
+BATCH_RENEW_S = 1.0
+"""Time between two renewals of that lease, and between two tries of the others to get it."""
+BATCH_LOOK_S = 5.0
+"""Time between two looks at all batches that are not over. News of one come at once; they are lost
+only if the answer of Redis is.
+"""
+BATCH_TICK_S = 1.0
+"""How late a batch notices that its window opens or closes, or that its deadline has passed."""
+BATCH_STOP_AGAIN_S = 0.5
+"""Time between two tries to end the lines of a batch that was cancelled, or whose window closed."""
+BATCH_SEGMENT_S = 10.0
+"""How long a result waits for others before it is written: what a death may cost is bounded."""
+BATCH_RETRY_S = (0.5, 1.0, 2.0, 5.0, 15.0)
+"""Pauses before a step of a batch is repeated, after the storage or Redis has failed."""
+BATCH_REFUSED_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+"""Pauses before a line is submitted again that was refused because of load."""
+BATCH_RUBBISH_S = 3_600.0
+"""Time between two searches for segments that no batch knows."""
+
 # -- ingress --------------------------------------------------------------------------------------
 
 EXPIRE_WITHIN_S = 0.7

@@ -139,6 +139,19 @@ class Exchange:
         finally:
             self.leave(departed=False)
 
+    async def until_ended(self) -> bytes:
+        """The same until it has ended: the bytes of its answer."""
+        reader, parts = self.follower.reader, list[bytes]()
+        try:
+            while reader.ending is None:
+                await self._wait()
+            while reader.more:
+                parts.append(reader.take())
+                await asyncio.sleep(0)
+            return b"".join(parts)
+        finally:
+            self.leave(departed=False)
+
     def leave(self, departed: bool) -> None:
         """The client has its answer or, if `departed`, has left before the end."""
         settling = self.parts.disconnects.left(self.follower, departed, self.facts)

@@ -159,6 +159,8 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """What ends for receivers of webhooks: `response` or `request`; empty if nobody is told."""
     webhook: str = ""
     """The URL that the client wants to be told at, if it has named one."""
+    batch: str = ""
+    """The id of the batch of which it is a line."""
 
     @property
     def called(self) -> str:

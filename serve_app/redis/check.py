@@ -147,10 +147,14 @@ ZREVRANGE {set} 0 0
 ZRANGEBYSCORE {set} 0 +inf LIMIT 0 1
 ZREMRANGEBYRANK {set} 0 -2
 ZREMRANGEBYSCORE {set} -inf 0
+ZSCORE {set} x
+BZPOPMIN {set} 0.01
+ZPOPMIN {set}
 ZREM {set} x
 HINCRBY {sums} 1 1
 HGETALL {sums}
 HGET {sums} 1
+HMGET {sums} 1 2
 HSET {sums} 1 1
 HDEL {sums} 1
 PUBLISH {channel} x

@@ -124,6 +124,46 @@ def calls_key(namespace: str) -> str:
     return f"{namespace}:calls"
 
 
+def batch_key(namespace: str, batch_id: str) -> str:
+    """A batch: its facts, its state, its counts and what it has used (`batches/batches.lua`)."""
+    return f"{namespace}:batch:{batch_id}"
+
+
+def batch_lines_key(namespace: str, batch_id: str) -> str:
+    """The lines of a batch that are taken and have no result in a segment, and the try of each."""
+    return f"{namespace}:batch_lines:{batch_id}"
+
+
+def batch_segments_key(namespace: str, batch_id: str) -> str:
+    """The names of the segments with the results of a batch that is not over, in order."""
+    return f"{namespace}:batch_segments:{batch_id}"
+
+
+def batches_key(namespace: str, tenant: str) -> str:
+    """The ids of a tenant's batches, by their creation in Unix milliseconds."""
+    return f"{namespace}:batches:{tenant}"
+
+
+def batch_tokens_key(namespace: str, tenant: str) -> str:
+    """The tokens of each of a tenant's batches that is not over."""
+    return f"{namespace}:batch_tokens:{tenant}"
+
+
+def open_batches_key(namespace: str, model: str) -> str:
+    """The ids of a model's batches that are not over, by their deadlines."""
+    return f"{namespace}:open_batches:{model}"
+
+
+def batch_news_key(namespace: str, model: str) -> str:
+    """The ids of batches that were created or cancelled, until the leader has read that."""
+    return f"{namespace}:batch_news:{model}"
+
+
+def batch_leader_key(namespace: str, model: str) -> str:
+    """Which ingress works on a model's batches: the token of its lease."""
+    return f"{namespace}:batch_leader:{model}"
+
+
 def revoked_key(namespace: str) -> str:
     """The digests of API keys that were revoked, by when each is forgotten."""
     return f"{namespace}:revoked"

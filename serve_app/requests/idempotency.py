@@ -76,25 +76,25 @@ class KeyedRequests:
 
     def presumed(self, tenant: str, key: str) -> Held:
         """What a tenant's key stands for if it was never used."""
-        first_id = _first_id(tenant, key)
-        keys = (later_request_key(self._settings.namespace, first_id), self._store.key(first_id))
-        return Held(first_id, False, False, None, Condition(keys), presumed=True)
+        its_id = first_id(tenant, key)
+        keys = (later_request_key(self._settings.namespace, its_id), self._store.key(its_id))
+        return Held(its_id, False, False, None, Condition(keys), presumed=True)
 
     async def held(self, tenant: str, key: str) -> Held:
         """Read what a tenant's key stands for."""
-        first_id = _first_id(tenant, key)
-        name = later_request_key(self._settings.namespace, first_id)
-        request_id, later_id = "", first_id
+        its_id = first_id(tenant, key)
+        name = later_request_key(self._settings.namespace, its_id)
+        request_id, later_id = "", its_id
         while request_id != later_id:
             request_id = later_id
             questions = [("GET", name), reading(self._store.key(request_id))]
             named, found = all_answered(await self._link.call(questions))
             record = Record.from_redis(found)
-            later_id = named.decode() if named else first_id
+            later_id = named.decode() if named else its_id
         keys = (name, self._store.key(request_id))
         condition = Condition(keys, named or b"", str(record.last.id).encode() if record else b"")
-        if record is None and request_id == first_id:
-            return Held(first_id, False, False, None, condition)
+        if record is None and request_id == its_id:
+            return Held(its_id, False, False, None, condition)
         facts = record.facts if record else None
         if record and not _passes(record.last):
             return Held(request_id, True, record.ended, facts, condition)
@@ -114,7 +114,8 @@ class KeyedRequests:
         return answer
 
 
-def _first_id(tenant: str, key: str) -> str:
+def first_id(tenant: str, key: str) -> str:
+    """The id of the first request of a tenant with this key."""
     return f"req_{digest(tenant.encode(), key.encode())}"
 
 

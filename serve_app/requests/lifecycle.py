@@ -263,8 +263,12 @@ def _words(commands: Sequence[Command]) -> list[object]:
 
 
 def _list(settings: Settings, accepted: Accepted) -> list[Command]:
-    """List the request; the oldest ones beyond `journal.listed_requests` go."""
+    """List the request; the oldest ones beyond `journal.listed_requests` go. The lines of a batch
+    are not listed: they would displace all others.
+    """
     facts = accepted.facts
+    if facts.batch:
+        return []
     keys = [requests_key(settings.namespace, facts.tenant)]
     if accepted.line.path == CHATS and facts.stored:
         keys.append(chats_key(settings.namespace, facts.tenant))

@@ -495,6 +495,18 @@ class FilesSettings(Section):
     until they are deleted"""
 
 
+class BatchSettings(Section):
+    """Files of requests that are worked on without a client (`/v1/batches`)."""
+
+    max_in_flight: int = Field(4_096, ge=1, le=65_536)
+    """Most lines of all batches of a model that wait or run at a time; normally as many as two
+    times what the engines run"""
+    max_open_per_tenant: int = Field(100, ge=1, le=10_000)
+    """Most batches of a tenant that are not over; more are refused with 429"""
+    retention_days: float = Field(30.0, gt=0, le=3650)
+    """How long a batch can be read after its end; `files.batch_retention_days` is for its files"""
+
+
 class RoutingSettings(Section):
     """Consistent hashing with bounded loads."""
 

@@ -21,6 +21,7 @@ from serve_app.settings.sections import (
     NAMESPACE,
     SERVICE,
     AuthSettings,
+    BatchSettings,
     EngineSettings,
     FilesSettings,
     IngressSettings,
@@ -194,6 +195,7 @@ class Settings(Section):
     order: OrderSettings = OrderSettings()
     journal: JournalSettings = JournalSettings()
     files: FilesSettings = FilesSettings()
+    batches: BatchSettings = BatchSettings()
     routing: RoutingSettings = RoutingSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     webhooks: WebhookSettings = WebhookSettings()

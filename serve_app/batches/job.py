@@ -1,0 +1,517 @@
+"""One batch, from the check of its file to its output files, in the ingress that leads.
+
+    check ─▶ work: lines are taken, answered, and marked in segments ─▶ close ─▶ join ─▶ over
+
+A job may be broken off between any two commands. Whoever leads next makes a new one, which goes on
+from what Redis has: it finds the requests of the lines that are taken by their ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple, TypeVar
+
+from serve_app import timings
+from serve_app.batches import joining
+from serve_app.batches.check import Checks
+from serve_app.batches.leading import FIRST_TRY, Closed, Deposed, Leading, Marked
+from serve_app.batches.line_requests import AGAIN, BECAUSE_OF_LOAD, Answer, LineRequests
+from serve_app.batches.lines import Asked, LineError, Row, answered_line, asked_by
+from serve_app.batches.record import Batch, BatchState
+from serve_app.clock import RedisClock
+from serve_app.contract import Reason, State
+from serve_app.errors import RedisUnavailable, RequestRefused
+from serve_app.files.files import Files
+from serve_app.files.storage import Storage, StorageUnavailable
+from serve_app.ingress.exchange import Exchange
+from serve_app.loops import backoff, ended
+from serve_app.policy.day_windows import DayWindow
+
+log = logging.getLogger("hermes.batches")
+
+T = TypeVar("T")
+
+SEGMENT_BYTES = 8 << 20
+_SEGMENT_LINES = 2_000
+_MOST_UNMARKED_BYTES = 4 * SEGMENT_BYTES
+"""Of results that are not in a segment: no more lines begin."""
+_A_TAKE, _FEW = 64, 16
+"""Lines that are taken at a time, and how few are left then."""
+_A_LOOK = 250
+"""Requests that are looked up at a time."""
+_CHECKS_AT_ONCE = 4
+_MOST_FAILURES = 3
+"""A line is given up after this many requests, or defects of ours."""
+
+
+_GONE = (LineError("input_file_not_found", "The input file was deleted before the batch ended."),)
+
+
+class Turns:
+    """Who checks a file: a few at a time, of each tenant one."""
+
+    def __init__(self) -> None:
+        self._all = asyncio.Semaphore(_CHECKS_AT_ONCE)
+        self._own: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    @asynccontextmanager
+    async def of(self, tenant: str) -> AsyncIterator[None]:
+        async with self._own[tenant], self._all:
+            yield
+
+
+class Parts(NamedTuple):
+    """What all jobs of an ingress use."""
+
+    leading: Leading
+    storage: Storage
+    files: Files
+    checks: Checks
+    requests: LineRequests
+    clock: RedisClock
+    turns: Turns
+
+
+@dataclass(eq=False)
+class Line:
+    """One that is taken and has no result."""
+
+    place: int
+    number: int = FIRST_TRY
+    """Of its try."""
+    row: Row | None = None
+    request_id: str = ""
+    """Empty until it is accepted."""
+    ended: bool = False
+    """Whether that has ended already, when it was found."""
+    failures: int = 0
+
+
+class Result(NamedTuple):
+    place: int
+    request_id: str
+    """Empty if it never had one."""
+    good: bool
+    text: bytes
+    """As it is in the output or error file."""
+
+
+@dataclass(eq=False)
+class Job:
+    """A batch that is worked on. `changed` is called when another line may begin."""
+
+    parts: Parts
+    batch: Batch
+    changed: Callable[[], None]
+    ready: deque[Line] = field(default_factory=deque)
+    """Taken, and not submitted."""
+    running: dict[Line, asyncio.Task[None]] = field(default_factory=dict)
+    _working: bool = False
+    _results: list[Result] = field(default_factory=list)
+    _results_bytes: int = 0
+    _oldest_s: float = 0.0
+    """When the first of the results came, in monotonic seconds."""
+    _refilling: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self._window: DayWindow | None = None
+        self._next, self._total = self.batch.next, self.batch.total
+        self._cancelled = self._expired = self._without_input = False
+        self._woken = asyncio.Event()
+        self._failed: BaseException | None = None
+        self.told(self.batch)
+
+    # -- what the feeding asks --------------------------------------------------------------------
+
+    @property
+    def deadline_ms(self) -> int:
+        return self.batch.facts.expires_ms
+
+    @property
+    def wants(self) -> bool:
+        """Whether a line could begin now."""
+        left = self.ready or (self._next < self._total and not self._refilling)
+        return bool(left) and self._results_bytes < _MOST_UNMARKED_BYTES and self._begins
+
+    @property
+    def _begins(self) -> bool:
+        now_ms = self.parts.clock.now_ms()
+        within = self._window is None or self._window.is_open(now_ms)
+        return self._working and not self._stopping and within
+
+    @property
+    def _stopping(self) -> bool:
+        """Whether no line begins any more."""
+        return self._cancelled or self._late or self._without_input
+
+    @property
+    def _late(self) -> bool:
+        return self._expired or self.parts.clock.now_ms() >= self.deadline_ms
+
+    @property
+    def _outcome(self) -> BatchState:
+        if self._without_input:
+            return BatchState.FAILED
+        if self._cancelled:
+            return BatchState.CANCELLED
+        unfinished = self.ready or self._next < self._total
+        return BatchState.EXPIRED if unfinished else BatchState.COMPLETED
+
+    def told(self, batch: Batch) -> None:
+        """It may have been cancelled since."""
+        self._cancelled = self._cancelled or batch.state is BatchState.CANCELLING
+        self._woken.set()
+
+    def begin(self) -> bool:
+        """Begin a line, and take more of them if few are left. Returns whether one begins."""
+        if begins := bool(self.ready):
+            self._start(self.ready.popleft())
+        if len(self.ready) < _FEW and self._next < self._total and not self._refilling:
+            self._refilling = asyncio.create_task(self._refill())
+            self._refilling.add_done_callback(self._refilled)
+        return begins
+
+    async def _refill(self) -> None:
+        places = await self._insist(
+            "take lines", lambda: self.parts.leading.take(self.batch, _A_TAKE)
+        )
+        if not places:  # it was cancelled, or another one has taken them
+            found = await self._insist(
+                "read", lambda: self.parts.leading.read([self.batch.facts.id])
+            )
+            if not found or found[0].next != self._next:
+                raise Deposed("batches: Redis has other lines than were taken")
+            self.told(found[0])
+            return
+        self._next = places.stop
+        rows = await self._insist(
+            "read the index",
+            lambda: self.parts.checks.rows(self.batch, places.start, len(places)),
+        )
+        self.ready += [Line(place, row=row) for place, row in zip(places, rows, strict=True)]
+
+    def _refilled(self, task: asyncio.Task[None]) -> None:
+        self._refilling = None
+        self._over(task)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        """A task has ended; what it could not handle ends the job."""
+        if not task.cancelled():
+            self._failed = self._failed or task.exception()
+        self._woken.set()
+        self.changed()
+
+    # -- the whole --------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Work on it until nothing is left to do. Raises `Deposed`."""
+        try:
+            await self._whole()
+        finally:
+            self._working = False
+            tasks = [*self.running.values(), *([self._refilling] if self._refilling else [])]
+            await ended(tasks)
+
+    async def _whole(self) -> None:
+        batch, leading = self.batch, self.parts.leading
+        if batch.facts.window:
+            self._window = DayWindow.parse(batch.facts.window)
+        if not (batch.state.over or batch.outcome or batch.in_progress_ms):
+            errors = () if self._cancelled else await self._insist("check", self._checked)
+            if errors or self._cancelled:
+                outcome = BatchState.FAILED if errors else BatchState.CANCELLED
+                closed = Closed(outcome, "", "")
+                await self._insist("end", lambda: leading.over(batch, closed, 0, errors))
+                return await self._clean()
+        if not (batch.state.over or batch.outcome):
+            await self._recover()
+            await self._work()
+        if not batch.state.over:
+            closed = Closed(self._outcome, *joining.new_file_ids())
+            closed = await self._insist("close", lambda: leading.close(batch, closed))
+            await self._insist("join", lambda: self._join(closed))
+        await self._clean()
+
+    async def _checked(self) -> Sequence[LineError]:
+        """Check its file. Returns what is wrong with it."""
+        async with self.parts.turns.of(self.batch.facts.tenant):
+            checked = await self.parts.checks.check(self.batch)
+        if checked.errors:
+            return checked.errors
+        tenant = self.parts.requests.tenant(self.batch.facts.tenant)
+        most = tenant.limits.background_tokens if tenant is not None else 0
+        others = await self.parts.leading.checked(self.batch, checked.lines, checked.tokens, most)
+        if others is not None:
+            message = (
+                f"Your other batches that are not over take {others:,} tokens, and this one "
+                f"{checked.tokens:,}, of at most {most:,}."
+            )
+            return [LineError("token_limit_exceeded", message)]
+        self._total = checked.lines
+        return ()
+
+    async def _recover(self) -> None:
+        """Find the requests of the lines that are taken; the others wait to begin."""
+        taken = await self._insist("read", lambda: self.parts.leading.lines(self.batch))
+        lines = [Line(place, number) for place, number in sorted(taken.items())]
+        for at in range(0, len(lines), _A_LOOK):
+            await self._find(lines[at : at + _A_LOOK])
+
+    async def _find(self, lines: Sequence[Line]) -> None:
+        requests, batch = self.parts.requests, self.batch
+        ids = [requests.request_id(batch, line.place, line.number) for line in lines]
+        records = await self._insist("find requests", lambda: requests.store.records(ids))
+        for line, request_id, record in zip(lines, ids, records, strict=True):
+            if record is None:
+                self.ready.append(line)
+            else:
+                line.request_id, line.ended = request_id, record.ended
+                self._start(line)
+
+    async def _work(self) -> None:
+        self._working = True
+        while not self._done:
+            self.changed()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timings.BATCH_TICK_S):
+                    await self._woken.wait()
+            self._woken.clear()
+            if self._failed is not None:
+                raise self._failed
+            if self._segment_is_due:
+                await self._write_segment()
+            await self._stop_lines()
+
+    @property
+    def _done(self) -> bool:
+        left = self.ready or self._next < self._total
+        busy = self.running or self._results or self._refilling
+        return not busy and (self._stopping or not left)
+
+    async def _stop_lines(self) -> None:
+        """End the requests of lines that shall not go on: all of them, or those that no worker has
+        begun although the window has closed.
+        """
+        waiting = [one.request_id for one in self.running if one.request_id and not one.ended]
+        if self._cancelled:
+            why = State.CANCELLED, Reason.CANCELLED
+        elif self._late:
+            why = State.EXPIRED, Reason.DEADLINE
+        elif not self._begins:
+            why = State.CANCELLED, Reason.WITHDRAWN
+        else:
+            return
+        for at in range(0, len(waiting), _A_LOOK):
+            try:
+                await self.parts.requests.end(waiting[at : at + _A_LOOK], *why)
+            except RedisUnavailable as error:
+                log.debug("batch %s: cannot end its lines yet: %s", self.batch.facts.id, error)
+        if waiting:  # until they have ended there is nothing new to end
+            await asyncio.sleep(timings.BATCH_STOP_AGAIN_S)
+
+    async def _join(self, closed: Closed) -> None:
+        """Write the output files, and tell that it is over."""
+        leading = self.parts.leading
+        taken = sorted((await leading.lines(self.batch)).items())
+        (now,) = await leading.read([self.batch.facts.id])
+        unfinished = [*(place for place, _ in taken), *range(now.next, now.total)]
+        failed = closed.outcome is BatchState.FAILED
+        segments = await leading.segments(self.batch)
+        told = [] if failed else unfinished
+        closed = await joining.join(self.parts, now, closed, segments, told)
+        requests = self.parts.requests
+        for at in range(0, len(taken), _A_LOOK):
+            some = taken[at : at + _A_LOOK]
+            await requests.release([requests.request_id(self.batch, *one) for one in some])
+        await leading.over(self.batch, closed, len(unfinished), _GONE if failed else ())
+        done = now.completed + now.failed
+        log.info(
+            "batch %s is over: %s lines=%d done=%d", now.facts.id, closed.outcome, now.total, done
+        )
+
+    async def _clean(self) -> None:
+        """Delete what only this batch has needed."""
+
+        async def clean() -> None:
+            folder = joining.folder(self.batch)
+            await self.parts.storage.delete(
+                [path async for path, _ in self.parts.storage.under(folder)]
+            )
+            await self.parts.leading.forget(self.batch)
+
+        await self._insist("clean", clean)
+
+    async def _insist(self, what: str, step: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a step until storage and Redis let it pass."""
+        for failures in count(1):
+            try:
+                return await step()
+            except (RedisUnavailable, StorageUnavailable) as error:
+                level = logging.WARNING if failures == 3 else logging.DEBUG
+                log.log(level, "batch %s: cannot %s yet: %s", self.batch.facts.id, what, error)
+            await asyncio.sleep(backoff(timings.BATCH_RETRY_S, failures))
+        raise AssertionError("it counts without an end")
+
+    # -- lines ------------------------------------------------------------------------------------
+
+    def _start(self, line: Line) -> None:
+        name = f"batch-line-{self.batch.facts.id}-{line.place}"
+        task = self.running[line] = asyncio.create_task(self._line(line), name=name)
+
+        def over(task: asyncio.Task[None]) -> None:
+            self.running.pop(line, None)
+            self._over(task)
+
+        task.add_done_callback(over)
+
+    async def _line(self, line: Line) -> None:
+        """Answer a line. Without a result, it waits to begin again."""
+        try:
+            asked = await self._insist("read a line", lambda: self._load(line))
+        except FileNotFoundError:
+            self._without_input = True
+            self.ready.appendleft(line)
+            return
+        while True:
+            try:
+                result = await self._insist("answer a line", lambda: self._answered(line, asked))
+                break
+            except Deposed:
+                raise
+            except Exception:
+                log.exception("batch %s: line at %d fails", self.batch.facts.id, line.place)
+                line.failures += 1
+                if line.failures >= _MOST_FAILURES:
+                    internal = RequestRefused(Reason.INTERNAL, "The request failed.")
+                    result = self._refused(line, asked.custom_id, internal)
+                    break
+                await asyncio.sleep(backoff(timings.DEFECT_RETRY_S, line.failures))
+        if result is None:
+            self.ready.appendleft(line)
+        else:
+            self._collect(result)
+
+    async def _load(self, line: Line) -> Asked:
+        """What the file has in a line."""
+        if line.row is None:
+            (line.row,) = await self.parts.checks.rows(self.batch, line.place, 1)
+        begin, end = line.row.offset, line.row.offset + line.row.length
+        path = self.batch.facts.input_path
+        return asked_by(await self.parts.storage.read(path, begin, end))
+
+    async def _answered(self, line: Line, asked: Asked) -> Result | None:
+        """The result of a line; None if it shall begin again later, or never."""
+        assert line.row is not None, "it was read"
+        while True:
+            try:
+                if line.row.bad:
+                    raise line.row.refusal
+                exchange = await self._exchange(line, asked.body)
+            except RequestRefused as refusal:
+                return self._refused(line, asked.custom_id, refusal)
+            if exchange is None:
+                return None
+            answer = await self.parts.requests.answer(self.batch, exchange)
+            state = answer.ending.state
+            self._expired = self._expired or state is State.EXPIRED
+            if state is State.EXPIRED or (state is State.CANCELLED and self._cancelled):
+                return None  # it is told as one that was not worked on
+            if await self._again(line, answer):
+                continue
+            return self._result(line, asked.custom_id, answer.status, answer.body)
+
+    async def _exchange(self, line: Line, body: bytes) -> Exchange | None:
+        """That of the line's request; None if it must not begin now."""
+        requests = self.parts.requests
+        if line.request_id:
+            return await requests.attach(self.batch, line.request_id, line.ended)
+        for refusals in count(1):
+            if not self._begins:
+                return None
+            try:
+                found = await requests.submit(self.batch, line.place, line.number, body)
+            except RequestRefused as refusal:
+                if refusal.reason not in BECAUSE_OF_LOAD:
+                    raise
+            else:
+                line.request_id = found.follower.request_id
+                if not self._begins:  # since: `_stop_lines` may have looked already
+                    self._woken.set()
+                return found
+            await asyncio.sleep(backoff(timings.BATCH_REFUSED_S, refusals))
+        raise AssertionError("it counts without an end")
+
+    async def _again(self, line: Line, answer: Answer) -> bool:
+        """Whether a line needs another request; its next try is written down then."""
+        state, reason = answer.ending.state, answer.ending.reason
+        withdrawn = reason is Reason.WITHDRAWN
+        if state is State.COMPLETED or not (withdrawn or reason in AGAIN):
+            return False
+        line.failures += not withdrawn
+        if line.failures >= _MOST_FAILURES:
+            return False
+        _, releasing = await self.parts.requests.releasing([line.request_id])
+        following = line.number + 1
+        await self.parts.leading.turn(self.batch, line.place, line.number, following, releasing)
+        line.number, line.request_id, line.ended = following, "", False
+        return True
+
+    def _refused(self, line: Line, custom_id: str, refusal: RequestRefused) -> Result:
+        path = self.batch.facts.endpoint
+        return self._result(line, custom_id, refusal.status_at(path), refusal.body(path))
+
+    def _result(self, line: Line, custom_id: str, status: int, body: bytes) -> Result:
+        text = answered_line(line.request_id, custom_id, status, body)
+        return Result(line.place, line.request_id, 200 <= status < 300, text)
+
+    # -- results ----------------------------------------------------------------------------------
+
+    def _collect(self, result: Result) -> None:
+        if not self._results:
+            self._oldest_s = self.parts.clock.local.monotonic_s()
+        self._results.append(result)
+        self._results_bytes += len(result.text)
+
+    @property
+    def _segment_is_due(self) -> bool:
+        if not self._results:
+            return False
+        waits_s = self.parts.clock.local.monotonic_s() - self._oldest_s
+        full = self._results_bytes >= SEGMENT_BYTES or len(self._results) >= _SEGMENT_LINES
+        return full or waits_s >= timings.BATCH_SEGMENT_S or not self.running
+
+    async def _write_segment(self) -> None:
+        """Write results into a segment, and mark their lines, whose requests are released."""
+        some, size = list[Result](), 0
+        for result in self._results[:_SEGMENT_LINES]:
+            if size and size + len(result.text) > SEGMENT_BYTES:
+                break
+            some.append(result)
+            size += len(result.text)
+        good = [one.text for one in some if one.good]
+        bad = [one.text for one in some if not one.good]
+        name = joining.segment_name(secrets.token_hex(8), sum(map(len, good)), size)
+        path, requests = joining.segment_path(self.batch, name), self.parts.requests
+        await self._insist(
+            "write a segment", lambda: self.parts.storage.put(path, _each([*good, *bad]))
+        )
+        ids = [one.request_id for one in some if one.request_id]
+        used, releasing = await self._insist("read usage", lambda: requests.releasing(ids))
+        marked = Marked([one.place for one in some], len(good), len(bad), used, releasing)
+        await self._insist("mark lines", lambda: self.parts.leading.mark(self.batch, name, marked))
+        del self._results[: len(some)]
+        self._results_bytes -= size
+        self._oldest_s = self.parts.clock.local.monotonic_s()
+        self._woken.set()
+
+
+async def _each(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece

@@ -1,0 +1,219 @@
+"""The steps of the one ingress that works on a model's batches: each one round trip.
+
+Its lease is a token in Redis. Every step compares it, so that an ingress that has lost its lease
+changes nothing any more, however late its commands come.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from serve_app import timings
+from serve_app.batches.lines import LineError
+from serve_app.batches.record import SCRIPT, Batch, BatchState, batch_from_redis
+from serve_app.clock import RedisClock
+from serve_app.errors import HermesError, Unreadable
+from serve_app.journal.usage import Usage
+from serve_app.redis.connection import Command
+from serve_app.redis.keyspace import (
+    batch_key,
+    batch_leader_key,
+    batch_lines_key,
+    batch_news_key,
+    batch_segments_key,
+    batch_tokens_key,
+    open_batches_key,
+)
+from serve_app.redis.link import RedisLink
+from serve_app.redis.replies import all_answered
+from serve_app.settings import Settings
+
+log = logging.getLogger("hermes.batches")
+
+_A_LOOK = 100
+"""Batches that one round trip reads."""
+FIRST_TRY = 1
+
+
+class Deposed(HermesError):
+    """Another ingress leads, or what Redis has is not what this one has made of it: whoever leads
+    reads all batches again.
+    """
+
+
+class Marked(NamedTuple):
+    """What a segment has of the results of a batch."""
+
+    places: Sequence[int]
+    completed: int
+    failed: int
+    usage: Usage
+    releasing: Sequence[Command]
+    """Deletes their requests."""
+
+
+class Closed(NamedTuple):
+    """How a batch ends, and the ids of its files."""
+
+    outcome: BatchState
+    output_file_id: str
+    error_file_id: str
+
+
+class Leading:
+    """The steps of one ingress while it leads, or tries to. They raise `RedisUnavailable` if Redis
+    cannot be reached or it is unknown whether they have changed something; each may be repeated.
+    """
+
+    def __init__(self, link: RedisLink, waiting: RedisLink, settings: Settings, clock: RedisClock):
+        self._link = link
+        self._waiting = waiting
+        self._settings = settings
+        self._clock = clock
+        self._namespace, self._model = settings.namespace, settings.model.name
+        self._leader = batch_leader_key(self._namespace, self._model)
+        self._open = open_batches_key(self._namespace, self._model)
+        self.token = secrets.token_hex(16)
+
+    async def lead(self) -> bool:
+        """Take the lease, or renew it. Returns whether this ingress leads now."""
+        asked = ("EVAL", SCRIPT, 1, self._leader, "lead", self.token, timings.BATCH_LEASE_MS)
+        (leads,) = all_answered(await self._link.call([asked]))
+        return bool(leads)
+
+    async def resign(self) -> None:
+        """Give the lease up. The next one has another token."""
+        token, self.token = self.token, secrets.token_hex(16)
+        asked = ("EVAL", SCRIPT, 1, self._leader, "resign", token)
+        all_answered(await self._link.call([asked]))
+
+    async def news(self, within_s: float) -> list[str]:
+        """The ids of batches that were created or cancelled; waits for so long until there are
+        some.
+        """
+        key = batch_news_key(self._namespace, self._model)
+        found = await self._waiting.wait(("BZPOPMIN", key, within_s))
+        first = all_answered([found])[0]
+        if not first:
+            return []
+        more = all_answered(await self._link.call([("ZPOPMIN", key, _A_LOOK)]))[0]
+        return [one.decode() for one in (first[1], *more[::2])]
+
+    async def open(self) -> AsyncIterator[list[Batch]]:
+        """The batches that are not over, by their deadlines, in pages."""
+        (ids,) = all_answered(await self._link.call([("ZRANGE", self._open, 0, -1)]))
+        for at in range(0, len(ids), _A_LOOK):
+            some = [one.decode() for one in ids[at : at + _A_LOOK]]
+            found = await self.read(some)
+            gone = set(some) - {one.facts.id for one in found}
+            for batch_id in gone:
+                log.error("batch %s is gone or cannot be read", batch_id)
+                await self._step("forget", self._open, given=(batch_id,))
+            yield found
+
+    async def read(self, ids: Sequence[str]) -> list[Batch]:
+        """Those of them that there are."""
+        asked = [("HGETALL", batch_key(self._namespace, one)) for one in ids]
+        found: list[Batch] = []
+        for reply in all_answered(await self._link.call(asked)):
+            try:
+                batch = batch_from_redis(reply)
+            except Unreadable as error:
+                log.error("a batch cannot be read: %s", error)
+            else:
+                found += [batch] if batch is not None else []
+        return found
+
+    async def lines(self, batch: Batch) -> dict[int, int]:
+        """The places of the lines that are taken and have no result, and the try of each."""
+        asked = [("HGETALL", self._lines(batch))]
+        (found,) = all_answered(await self._link.call(asked))
+        return dict(zip(map(int, found[::2]), map(int, found[1::2]), strict=True))
+
+    async def segments(self, batch: Batch) -> list[str]:
+        asked = ("ZRANGE", self._segments(batch), 0, -1)
+        (found,) = all_answered(await self._link.call([asked]))
+        return [one.decode() for one in found]
+
+    async def checked(self, batch: Batch, lines: int, tokens: int, most_tokens: int) -> int | None:
+        """Its lines may be taken. If its tenant's batches would take more tokens than `most_tokens`
+        (0: any number), they may not; returns the tokens of the others then.
+        """
+        given = batch.facts.id, lines, tokens, most_tokens, self._clock.now_ms()
+        others: int = await self._step(
+            "checked", *self._keys(batch, self._tokens(batch)), given=given
+        )
+        return None if others < 0 else others
+
+    async def take(self, batch: Batch, most: int) -> range:
+        """The places of the next lines, which are taken from now on."""
+        keys = self._keys(batch, self._lines(batch))
+        first, many = await self._step("take", *keys, given=(most,))
+        return range(first, first + many)
+
+    async def turn(
+        self, batch: Batch, place: int, was: int, now: int, releasing: Sequence[Command] = ()
+    ) -> None:
+        """A line goes on with another try."""
+        keys = self._keys(batch, self._lines(batch))
+        await self._done("turn", *keys, given=(place, was, now, *_words(releasing)))
+
+    async def mark(self, batch: Batch, segment: str, marked: Marked) -> None:
+        """The results of these lines are in a segment in the storage."""
+        keys = self._keys(batch, self._lines(batch), self._segments(batch))
+        places = (len(marked.places), *marked.places)
+        given = (segment, marked.completed, marked.failed, *marked.usage, *places)
+        await self._done("mark", *keys, given=(*given, *_words(marked.releasing)))
+
+    async def close(self, batch: Batch, closed: Closed) -> Closed:
+        """From now on no line is taken or marked. Returns how it was closed first."""
+        outcome, output, error = await self._step(
+            "close", *self._keys(batch), given=(*closed, self._clock.now_ms())
+        )
+        return Closed(BatchState(outcome.decode()), output.decode(), error.decode())
+
+    async def over(
+        self, batch: Batch, closed: Closed, unfinished: int, errors: Sequence[LineError] = ()
+    ) -> None:
+        """It has ended like that. `unfinished`: lines that have no result."""
+        of_lines = self._lines(batch), self._segments(batch), self._tokens(batch)
+        lifetime_ms = int(self._settings.batches.retention_days * 24 * timings.HOUR_MS)
+        told = msgspec.json.encode(errors) if errors else ""
+        given = (batch.facts.id, *closed, unfinished, told, self._clock.now_ms(), lifetime_ms)
+        await self._step("over", *self._keys(batch, *of_lines), given=given)
+
+    async def forget(self, batch: Batch) -> None:
+        """Nothing is left to do for it."""
+        await self._step("forget", self._open, given=(batch.facts.id,))
+
+    def _keys(self, batch: Batch, *more: str) -> tuple[str, ...]:
+        return (batch_key(self._namespace, batch.facts.id), *more)
+
+    def _lines(self, batch: Batch) -> str:
+        return batch_lines_key(self._namespace, batch.facts.id)
+
+    def _segments(self, batch: Batch) -> str:
+        return batch_segments_key(self._namespace, batch.facts.id)
+
+    def _tokens(self, batch: Batch) -> str:
+        return batch_tokens_key(self._namespace, batch.facts.tenant)
+
+    async def _done(self, step: str, *keys: str, given: Sequence[Any]) -> None:
+        if not await self._step(step, *keys, given=given):
+            raise Deposed(f"batches: Redis has other lines than were taken ({step})")
+
+    async def _step(self, step: str, *keys: str, given: Sequence[Any]) -> Any:
+        asked = ("EVAL", SCRIPT, 1 + len(keys), self._leader, *keys, step, self.token, *given)
+        (reply,) = all_answered(await self._link.call([asked]))
+        if reply is None:
+            raise Deposed("batches: another ingress leads")
+        return reply
+
+
+def _words(commands: Sequence[Command]) -> list[object]:
+    return [word for command in commands for word in (len(command), *command)]

@@ -1,0 +1,233 @@
+"""What other services' batches have met, one test each: the scenarios of llm-d's fault-injection
+harness, by its names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from serve_app import timings
+from serve_app.batches.leading import Closed, Deposed
+from serve_app.batches.record import Batch, BatchState
+from tests.journal.batching import STILL, Bench, Knife, bench
+from tests.journal.journal_helpers import World
+from tests.waiting import eventually
+
+PROMPTS = [f"p{n}" for n in range(5)]
+
+
+@pytest.fixture
+def sections() -> dict[str, object]:
+    return STILL
+
+
+@pytest.fixture
+async def at(w: World, tmp_path: Path) -> AsyncIterator[Bench]:
+    async with bench(w, tmp_path) as made:
+        yield made
+
+
+async def whole(at: Bench, found: Batch) -> None:
+    """Every line has been answered once, and nothing is left."""
+    told = (found.state, found.total, found.completed, found.failed)
+    assert told == (BatchState.COMPLETED, len(PROMPTS), len(PROMPTS), 0)
+    lines = await at.lines(found.output_file_id)
+    assert sorted(line["custom_id"] for line in lines) == PROMPTS
+    assert sorted(at.worker.prompts) == PROMPTS, "none is computed twice"
+
+
+async def test_terminal_overwrite(at: Bench) -> None:
+    """What is over stays as it is."""
+    async with at.leader() as leader:
+        found = await at.over(await at.create(PROMPTS))
+        assert await at.batches.cancel("t", found.facts.id) == found
+        late = Closed(BatchState.EXPIRED, "", "")
+        await leader.parts.leading.over(found, late, 3)
+        assert await at.now(found) == found
+
+
+async def test_worker_crash_strands_job(at: Bench) -> None:
+    at.worker.deadly = {"p1", "p3"}
+    async with at.leader():
+        await whole(at, await at.over(await at.create(PROMPTS)))
+
+
+async def test_cancel_reverted(at: Bench) -> None:
+    """A cancellation while the file is checked is not lost by what follows the check."""
+    async with at.leader() as leader:
+        check = leader.parts.checks.check
+
+        async def cancelled(batch: Batch) -> object:
+            await at.batches.cancel("t", batch.facts.id)
+            return await check(batch)
+
+        leader.parts.checks.check = cancelled  # type: ignore[method-assign, assignment]
+        found = await at.over(await at.create(PROMPTS))
+        assert (found.state, found.total, at.worker.begun) == (BatchState.CANCELLED, 0, [])
+
+
+async def test_duplicate_execution(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader that does not know yet that another one leads."""
+    monkeypatch.setattr(timings, "BATCH_RENEW_S", 1e6)
+    held = at.worker.held["p0"] = asyncio.Event()
+    async with at.leader() as former:
+        batch = await at.create(PROMPTS)
+        await eventually(lambda: sorted(at.worker.prompts) == PROMPTS[1:])
+        await at.depose()
+        monkeypatch.setattr(timings, "BATCH_RENEW_S", 0.01)
+        async with at.leader() as leader:
+            await eventually(lambda: leader.jobs)
+            held.set()
+            await whole(at, await at.over(batch))
+            assert former is not leader
+
+
+async def test_cancel_racing_completion(at: Bench) -> None:
+    """Whichever is first, each line is told once."""
+    async with at.leader():
+        for _ in range(10):
+            batch = await at.create(PROMPTS)
+            await eventually(lambda: "p4" in at.worker.begun)
+            await at.batches.cancel("t", batch.facts.id)
+            found = await at.over(batch)
+            assert found.state in (BatchState.CANCELLED, BatchState.COMPLETED)
+            assert found.completed + found.failed == found.total
+            files = (found.output_file_id, found.error_file_id)
+            told = [line["custom_id"] for one in files for line in await at.lines(one)]
+            assert sorted(told) == (PROMPTS if found.total else [])
+            at.worker.begun.clear()
+
+
+async def test_recovery_crash_loop(at: Bench) -> None:
+    """Leaders that live for a few commands each end it together."""
+    batch = await at.create(PROMPTS)
+    deaths = 0
+    while not (await at.now(batch)).state.over:
+        knife = Knife(14)
+        async with at.leader(knife):
+            over = asyncio.create_task(at.over(batch))
+            dead = asyncio.create_task(knife.dead.wait())
+            await asyncio.wait([over, dead], return_when=asyncio.FIRST_COMPLETED)
+            over.cancel()
+            dead.cancel()
+        deaths += knife.dead.is_set()
+    assert deaths
+    async with at.leader():
+        await whole(at, await at.over(batch))
+
+
+async def test_replicas_execute_once(at: Bench) -> None:
+    async with AsyncExitStack() as stack:
+        leaders = [await stack.enter_async_context(at.leader()) for _ in range(3)]
+        batches = [await at.create(PROMPTS) for _ in range(3)]
+        for batch in batches:
+            await at.over(batch)
+        assert sorted(at.worker.prompts) == sorted(PROMPTS * 3)
+        assert len(leaders) == 3
+
+
+async def test_create_crash_after_store(at: Bench) -> None:
+    """A client that got no answer creates it again, under its key."""
+    async with at.leader():
+        first = await at.create(PROMPTS, key="k")
+        again = await at.create(PROMPTS, key="k")
+        assert again.facts == first.facts
+        await whole(at, await at.over(first))
+        listed, more = await at.batches.listed("t", "", 10) or ((), False)
+        assert ([one.facts.id for one in listed], more) == ([first.facts.id], False)
+
+
+async def test_cancel_event_lost(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timings, "BATCH_LOOK_S", 0.01)
+    at.worker.held["p0"] = asyncio.Event()
+    async with at.leader() as leader:
+
+        async def none(within_s: float) -> list[str]:
+            return await asyncio.sleep(0.01, [])
+
+        leader.parts.leading.news = none  # type: ignore[method-assign]
+        batch = await at.create(PROMPTS)
+        await eventually(lambda: sorted(at.worker.prompts) == PROMPTS[1:])
+        await at.batches.cancel("t", batch.facts.id)
+        found = await at.over(batch)
+        assert (found.state, found.completed, found.failed) == (BatchState.CANCELLED, 4, 1)
+
+
+async def test_orphaned_blob(at: Bench) -> None:
+    """A segment that was written by who leads no more is found and deleted."""
+    async with at.leader() as leader:
+        found = await at.over(await at.create(PROMPTS))
+
+        async def late() -> AsyncIterator[bytes]:
+            yield b"late"
+
+        path = f"segments/{found.facts.id}/late-4-4"
+        await leader.parts.storage.put(path, late())
+        await leader.sweep()
+        assert [one async for one in at.storage.under("segments/")] == []
+
+
+async def test_finalization_strand(at: Bench) -> None:
+    """A leader that dies while it joins: the next one ends the batch with the same files."""
+    knife = Knife()
+    async with at.leader(knife) as leader:
+        close = leader.parts.leading.close
+
+        async def dies(batch: Batch, closed: Closed) -> Closed:
+            answer = await close(batch, closed)
+            knife.dead.set()
+            return answer
+
+        leader.parts.leading.close = dies  # type: ignore[method-assign]
+        batch = await at.create(PROMPTS)
+        await knife.dead.wait()
+        assert (await at.now(batch)).state is BatchState.FINALIZING
+    planned = await at.now(batch)
+    async with at.leader():
+        found = await at.over(batch)
+        assert found.output_file_id == planned.output_file_id
+        await whole(at, found)
+
+
+async def test_zombie_owner_burns_inference(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has lost the lease begins no line and changes nothing, even before it notices."""
+    monkeypatch.setattr(timings, "BATCH_RENEW_S", 1e6)
+    at.slots = 0
+    at.worker.held["p0"] = asyncio.Event()
+    async with at.leader() as former:
+        batch = await at.create(PROMPTS)
+        await eventually(lambda: sorted(at.worker.prompts) == PROMPTS[1:])
+        await at.depose()
+        leading = former.parts.leading
+        for step in (
+            leading.take(batch, 1),
+            leading.turn(batch, 0, 1, 2),
+            leading.close(batch, Closed(BatchState.EXPIRED, "a", "b")),
+            leading.over(batch, Closed(BatchState.EXPIRED, "", ""), 1),
+            leading.forget(batch),
+        ):
+            with pytest.raises(Deposed):
+                await step
+        at.worker.held["p0"].set()
+        await eventually(lambda: not former.jobs)
+    async with at.leader():
+        await whole(at, await at.over(batch))
+
+
+async def test_async_result_destruction(at: Bench) -> None:
+    """What is answered while nobody leads is not computed again."""
+    for prompt in PROMPTS:
+        at.worker.held[prompt] = asyncio.Event()
+    async with at.leader():
+        batch = await at.create(PROMPTS)
+        await eventually(lambda: sorted(at.worker.begun) == PROMPTS)
+    for held in at.worker.held.values():
+        held.set()
+    await eventually(lambda: sorted(at.worker.prompts) == PROMPTS)
+    async with at.leader():
+        await whole(at, await at.over(batch))

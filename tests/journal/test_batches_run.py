@@ -1,0 +1,288 @@
+"""Batches from their creation to their files, on a real Redis, in one ingress."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve_app import timings
+from serve_app.batches.job import Job
+from serve_app.batches.lines import Row
+from serve_app.batches.record import BatchState
+from serve_app.contract import Reason
+from serve_app.errors import RequestRefused
+from serve_app.policy.tenants import Limits
+from tests.journal.batching import STILL, Bench, Knife, bench
+from tests.journal.journal_helpers import World
+from tests.waiting import eventually
+
+PROMPTS = [f"p{n}" for n in range(5)]
+
+
+@pytest.fixture
+def sections() -> dict[str, object]:
+    return {**STILL, "queue": {"max_waiting_batch": 20}}
+
+
+@pytest.fixture
+async def at(w: World, tmp_path: Path) -> AsyncIterator[Bench]:
+    async with bench(w, tmp_path) as made:
+        yield made
+
+
+def told(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a file says of each line: a status, or the code of an error."""
+    return {
+        line["custom_id"]: line["response"]["status_code"]
+        if line["response"]
+        else line["error"]["code"]
+        for line in lines
+    }
+
+
+async def test_every_line_is_answered_once(at: Bench) -> None:
+    async with at.leader():
+        prompts = [f"p{n}" for n in range(100)]
+        found = await at.over(await at.create(prompts))
+        assert (found.state, found.total, found.completed, found.failed) == (
+            BatchState.COMPLETED,
+            100,
+            100,
+            0,
+        )
+        lines = await at.lines(found.output_file_id)
+        assert sorted(line["custom_id"] for line in lines) == sorted(prompts)
+        for line in lines:
+            (choice,) = line["response"]["body"]["choices"]
+            assert choice["message"]["content"] == line["custom_id"]
+        assert found.error_file_id == ""
+        assert (found.usage.prompt, found.usage.output) == (300, 500)
+        assert set(at.accepted.values()) == {1}
+        assert await at.keys() == []
+        assert await at.w.store.kept("t") == (0, 0)
+
+
+async def test_bad_lines_get_errors_and_take_no_place_in_the_queue(
+    at: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither what the check has found, nor what is refused when it is submitted."""
+    refusal = RequestRefused(Reason.INVALID_REQUEST, "No such field.", param="n")
+    monkeypatch.setattr(Row, "refusal", refusal)
+    async with at.leader() as leader:
+        rows = leader.parts.checks.rows
+
+        async def some_bad(*asked: Any) -> list[Row]:
+            return [one._replace(bad=one.line == 2) for one in await rows(*asked)]
+
+        leader.parts.checks.rows = some_bad  # type: ignore[method-assign]
+        at.worker.fails = {"p3": Reason.POISON}
+        found = await at.over(await at.create(PROMPTS, body={"p4": {"n": -1}}))
+        assert (found.state, found.completed, found.failed) == (BatchState.COMPLETED, 2, 3)
+        assert told(await at.lines(found.output_file_id)) == {"p0": 200, "p2": 200}
+        assert told(await at.lines(found.error_file_id)) == {"p1": 400, "p3": 500, "p4": 400}
+        assert sorted(at.worker.begun) == ["p0", "p2", "p3"]
+
+
+async def test_a_line_whose_engine_has_failed_is_tried_again(at: Bench) -> None:
+    at.worker.fails = {"p0": Reason.ENGINE_ERROR, "p1": Reason.ATTEMPT_LOST}
+    async with at.leader():
+        found = await at.over(await at.create(PROMPTS))
+        assert (found.state, found.completed) == (BatchState.COMPLETED, 5)
+        assert Counter(at.worker.begun)["p0"] == Counter(at.worker.begun)["p1"] == 2
+        assert await at.keys() == []
+
+
+async def test_a_line_that_always_fails_is_given_up(
+    at: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Always(dict[str, Reason]):
+        pop = dict.get  # type: ignore[assignment]
+
+    at.worker.fails = Always(p0=Reason.ENGINE_ERROR)
+    async with at.leader():
+        found = await at.over(await at.create(PROMPTS))
+        assert (found.completed, found.failed) == (4, 1)
+        assert told(await at.lines(found.error_file_id)) == {"p0": 500}
+        assert Counter(at.worker.begun)["p0"] == 3
+
+
+async def test_what_is_refused_because_of_load_waits(
+    at: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timings, "BATCH_REFUSED_S", (0.01,))
+    submit, refused = at.ingress.exchanges.submit, Counter[str]()
+
+    async def full(submission: Any) -> Any:
+        key = submission.idempotency_key
+        if refused[key] < 3:
+            refused[key] += 1
+            raise RequestRefused(Reason.QUEUE_FULL, "Full.")
+        return await submit(submission)
+
+    at.ingress.exchanges.submit = full  # type: ignore[method-assign]
+    async with at.leader():
+        found = await at.over(await at.create(PROMPTS))
+        assert (found.state, found.completed) == (BatchState.COMPLETED, 5)
+        assert set(refused.values()) == {3}
+
+
+async def test_cancelling_keeps_what_is_done_and_ends_the_rest(at: Bench) -> None:
+    at.worker.held = {"p1": asyncio.Event(), "p3": asyncio.Event()}
+    async with at.leader():
+        batch = await at.create(PROMPTS)
+        await eventually(lambda: sorted(at.worker.begun) == PROMPTS)
+        await eventually(lambda: len(at.worker.prompts) == 3)
+        asked = await at.batches.cancel("t", batch.facts.id)
+        assert asked is not None
+        assert asked.state is BatchState.CANCELLING
+        assert await at.batches.cancel("another", batch.facts.id) is None
+        found = await at.over(batch)
+        assert (found.state, found.completed, found.failed) == (BatchState.CANCELLED, 3, 2)
+        assert told(await at.lines(found.output_file_id)) == {"p0": 200, "p2": 200, "p4": 200}
+        cancelled = dict.fromkeys(("p1", "p3"), "batch_cancelled")
+        assert told(await at.lines(found.error_file_id)) == cancelled
+        assert await at.keys() == []
+        assert await at.w.store.kept("t") == (0, 0)
+
+
+async def test_a_deadline_delivers_what_is_done(at: Bench, later: Callable[[float], None]) -> None:
+    at.worker.held = {"p1": asyncio.Event()}
+    at.slots = 0
+    prompts = [f"p{n}" for n in range(100)]
+    for prompt in prompts[16:]:
+        at.worker.held[prompt] = asyncio.Event()
+    async with at.leader():
+        batch = await at.create(prompts, window_s=60.0)
+        await eventually(lambda: len(at.worker.prompts) == 15)
+        later(61.0)
+        found = await at.over(batch)
+        assert (found.state, found.completed, found.failed) == (BatchState.EXPIRED, 15, 85)
+        assert set(told(await at.lines(found.error_file_id)).values()) == {"batch_expired"}
+        given = [told(await at.lines(one)) for one in (found.output_file_id, found.error_file_id)]
+        assert given[0].keys() | given[1].keys() == set(prompts)
+        assert await at.keys() == []
+
+
+async def test_lines_begin_only_in_their_window(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its end those that no worker has begun are withdrawn, and run in the next one."""
+    within = asyncio.Event()
+    begins = property(lambda job: job._working and not job._stopping and within.is_set())
+    monkeypatch.setattr(Job, "_begins", begins)
+    monkeypatch.setattr(timings, "BATCH_TICK_S", 0.01)
+    monkeypatch.setattr(timings, "BATCH_STOP_AGAIN_S", 0.01)
+    prompts = [f"p{n}" for n in range(12)]
+    at.worker.held = {prompt: asyncio.Event() for prompt in prompts}
+    async with at.leader():
+        batch = await at.create(prompts)
+        await eventually(lambda: at.batch_is(batch, BatchState.IN_PROGRESS))
+        assert at.accepted.total() == 0
+        within.set()
+        await eventually(lambda: at.accepted.total() == 12)
+        await eventually(lambda: len(at.worker.begun) == 8)
+        within.clear()
+        await eventually(lambda: at.ingress.dispatcher.in_flight == 8)
+        for held in at.worker.held.values():
+            held.set()
+        await eventually(lambda: len(at.worker.prompts) == 8)
+    async with at.leader() as leader:  # another one, which finds the window closed
+        await eventually(lambda: leader.jobs)
+        await asyncio.sleep(0.1)
+        assert len(at.worker.begun) == 8
+        within.set()
+        found = await at.over(batch)
+        assert (found.state, found.completed) == (BatchState.COMPLETED, 12)
+        assert sorted(at.worker.prompts) == sorted(prompts)
+
+
+async def test_an_input_file_that_is_deleted_ends_the_batch(at: Bench) -> None:
+    at.worker.held = {"p0": asyncio.Event()}
+    at.slots = 0
+    prompts = [f"p{n}" for n in range(40)]
+    async with at.leader():
+        at.worker.held = {prompt: asyncio.Event() for prompt in prompts}
+        batch = await at.create(prompts)
+        await eventually(lambda: len(at.worker.begun) == 8)
+        (at.folder / batch.facts.input_path).unlink()
+        for held in at.worker.held.values():
+            held.set()
+        found = await at.over(batch)
+        assert (found.state, found.completed + found.failed) == (BatchState.FAILED, 40)
+        assert [one.code for one in found.errors] == ["input_file_not_found"]
+        assert len(await at.lines(found.output_file_id)) == found.completed
+
+
+async def test_tenants_share_the_places_and_their_deadlines_decide(at: Bench) -> None:
+    at.slots = 10
+    prompts = [f"p{n}" for n in range(40)]
+    at.worker.held = {prompt: asyncio.Event() for prompt in prompts}
+    batches = {
+        name: await at.create(prompts, tenant, window_s)
+        for name, tenant, window_s in (
+            ("late", "a", 900.0),
+            ("soon", "a", 600.0),
+            ("other", "b", 1_200.0),
+        )
+    }
+    async with at.leader() as leader:
+        leader.most_in_flight = 0
+        await eventually(lambda: [job.wants for job in leader.jobs.values()] == [True] * 3)
+        leader.most_in_flight = 20
+        leader.feed()
+        await eventually(lambda: sum(len(job.running) for job in leader.jobs.values()) == 20)
+        running = {name: len(leader.jobs[one.facts.id].running) for name, one in batches.items()}
+        assert running == {"late": 0, "soon": 10, "other": 10}
+
+
+async def test_too_many_batches_or_tokens_are_refused_with_the_number(at: Bench) -> None:
+    limits = Limits(background_tokens=1_000)
+    first = await at.create(PROMPTS, limits=limits, tokens=700)
+    with pytest.raises(RequestRefused) as refused:
+        await at.create(PROMPTS, limits=limits, tokens=301)
+    assert refused.value.reason is Reason.TENANT_LIMIT
+    for number in ("700 tokens", "1,000"):
+        assert number in refused.value.message
+    await at.create(PROMPTS, tenant="another", limits=limits, tokens=301)
+    async with at.leader():
+        await at.over(first)
+        await at.over(await at.create(PROMPTS, limits=limits, tokens=1_000))
+
+
+async def test_a_file_with_too_many_tokens_fails_its_batch(at: Bench) -> None:
+    at.tenants["t"] = at.tenant(Limits(background_tokens=99))
+    async with at.leader():
+        found = await at.over(await at.create([f"p{n}" for n in range(10)]))
+        assert (found.state, found.errors[0].code) == (BatchState.FAILED, "token_limit_exceeded")
+        assert at.worker.begun == []
+
+
+async def test_64_lines_survive_the_ingress_and_the_worker_that_hold_them(
+    w: World, tmp_path: Path
+) -> None:
+    """Both go at the 27th line."""
+    prompts = [f"p{n:02}" for n in range(64)]
+    knife = Knife()
+    async with bench(w, tmp_path, name="ingress-1") as first:
+        for prompt in prompts:
+            first.worker.held[prompt] = asyncio.Event()
+        async with first.leader(knife):
+            batch = await first.create(prompts)
+            for number in range(27):
+                await eventually(lambda number=number: len(first.worker.begun) > number)
+                first.worker.held[first.worker.begun[number]].set()
+                await eventually(lambda number=number: len(first.worker.prompts) > number)
+            knife.dead.set()
+    done = list(first.worker.prompts)
+    async with bench(w, tmp_path, name="ingress-2", replica="replica-2") as second:
+        async with second.leader():
+            found = await second.over(batch)
+        assert (found.state, found.completed, found.failed) == (BatchState.COMPLETED, 64, 0)
+        lines = await second.lines(found.output_file_id)
+        assert sorted(line["custom_id"] for line in lines) == prompts
+        assert len(done) >= 27
+        assert not set(done) & set(second.worker.prompts), "finished lines run again: 0"
+        assert await second.keys() == []
