@@ -11,6 +11,7 @@ from serve_app import timings
 from serve_app.admission.admission import Admission
 from serve_app.admission.limits import AdmissionLimits
 from serve_app.admission.tenant_limits import TenantLimits
+from serve_app.batches.record import Batches
 from serve_app.cluster.direct_calls import CallServer, DirectCalls
 from serve_app.cluster.entrance import Entrance
 from serve_app.cluster.key_notices import KeyNotices
@@ -25,6 +26,7 @@ from serve_app.files.files import Files
 from serve_app.files.storage import Storage
 from serve_app.foundation import Foundation
 from serve_app.ingress import (
+    batches_api,
     capacity_api,
     dead_letters_api,
     files_api,
@@ -35,6 +37,7 @@ from serve_app.ingress import (
 )
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.app import build_app
+from serve_app.ingress.batches_api import BatchCreation
 from serve_app.ingress.capacity_api import Capacity
 from serve_app.ingress.connection_limits import ConnectionLimits, Uploads
 from serve_app.ingress.conversations import Conversations
@@ -136,6 +139,7 @@ class IngressProcess:
         self._validator = Validator(
             settings, lambda many: base.telemetry.count("hermes_ignored_fields", by=many)
         )
+        self.batches = Batches(base.link, settings, base.clock)
         self.readiness = Readiness(
             base,
             self._me,
@@ -213,6 +217,7 @@ class IngressProcess:
                 base.clock,
                 settings.files.max_bytes,
             ),
+            batches_api.routes(self._batch_creation(), self.batches, self.uploads, readers),
             dead_letters_api.routes(self._dead, readers, self.exchanges, self.submissions.again),
             webhooks_api.routes(self.outbox, readers),
         ]
@@ -227,6 +232,12 @@ class IngressProcess:
             self.tenants,
             lambda: self.entrance.let_in,
         )
+
+    def _batch_creation(self) -> BatchCreation | None:
+        if self.files is None:
+            return None
+        its = self.batches, self.files, self.base.clock, self._validator, self.settings
+        return BatchCreation(*its)
 
     async def start(self) -> None:
         """Start every part; each part waits for Redis if it is unreachable."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any, NamedTuple
 
 import msgspec
@@ -102,10 +102,14 @@ class Checker:
         endpoint: of the batch, and so of each line.
         most_bytes: of a line.
         check: of a body.
+        only: the lines that are wanted, as `ids_in` has them; None: all.
     """
 
-    def __init__(self, endpoint: str, most_bytes: int, check: Check) -> None:
+    def __init__(
+        self, endpoint: str, most_bytes: int, check: Check, only: Set[bytes] | None = None
+    ) -> None:
         self._endpoint, self._most_bytes, self._check = endpoint, most_bytes, check
+        self._only = only
         self.errors: list[LineError] = []
         """Why the batch fails."""
         self.stopped = False
@@ -158,13 +162,14 @@ class Checker:
             line, offset = line[len(codecs.BOM_UTF8) :], offset + len(codecs.BOM_UTF8)
         if self.stopped or not line.strip():
             return
+        found = self._read(line)
+        if found is None:
+            return
         self.lines += 1
         if self.lines > MAX_LINES:
             self._wrong("too_many_lines", f"A batch has at most {MAX_LINES:,} requests.")
             self.stopped = True
-            return
-        found = self._read(line)
-        if found is not None and not self.errors:
+        if not self.errors:
             head, refused = self._checked(found)
             row = Row(self._number, offset, len(line), refused)
             self._groups.setdefault(head, []).append(row)
@@ -176,7 +181,7 @@ class Checker:
             self.stopped = True
 
     def _read(self, line: bytes) -> _Line | None:
-        """A line, if everything around its body is as it must be."""
+        """A line, if it is wanted and everything around its body is as it must be."""
         try:
             found = _line.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -200,7 +205,7 @@ class Checker:
             self._wrong("invalid_url", what, "url")
         else:
             self._ids.add(digest)
-            return found
+            return found if self._only is None or digest in self._only else None
         return None
 
     def _checked(self, line: _Line) -> tuple[bytes, bytes]:
@@ -297,6 +302,11 @@ def asked_by(line: bytes) -> Asked:
     """What a line asks that was checked; its body is empty if it has none."""
     found = _line.decode(line)
     return Asked(_text(found.custom_id), bytes(found.body))
+
+
+def ids_in(output: Iterable[bytes]) -> set[bytes]:
+    """Digests of the ids of these lines of an output or error file."""
+    return {_digest(asked_by(line).custom_id.encode()) for line in output}
 
 
 def answered_line(request_id: str, custom_id: str, status: int, body: bytes) -> bytes:

@@ -83,6 +83,8 @@ class BatchFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """How long its output files are kept; 0: until they are deleted."""
     continued_from: str = ""
     """The id of the batch whose failed and expired lines it has."""
+    retried_path: str = ""
+    """Of the error file in the storage, whose lines alone it has; empty: all."""
     value: str = ""
     """Digest of what was asked, for comparison under an `Idempotency-Key`."""
 

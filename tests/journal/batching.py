@@ -181,19 +181,24 @@ class Bench:
         """Another ingress's, as far as Redis can see."""
         ingress, settings = self.ingress, self.w.settings
         base = ingress.base
+        validator = ingress._validator
+
+        def tenant_of(tenant: str) -> Tenant:
+            return self.tenants.get(tenant, Tenant(tenant))
+
         requests = LineRequests(
             settings,
             ingress.exchanges,
             ingress.submissions,
-            ingress._validator,
+            validator,
             ingress.endings,
             base.link,
             base.store,
-            lambda tenant: self.tenants.get(tenant, Tenant(tenant)),
+            tenant_of,
         )
         waiting = RedisLink(settings.redis)
         leading = Leading(base.link, waiting, settings, base.clock)
-        checks = Checks(self.storage)
+        checks = Checks(self.storage, validator, settings.ingress.max_body_bytes, tenant_of)
         parts = Parts(leading, self.storage, self.files, checks, requests, base.clock, Turns())
         most = settings.batches.max_in_flight
         return BatchRunner(parts, base.loops, lambda: True, lambda: self.slots, most)

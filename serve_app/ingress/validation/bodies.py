@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -41,6 +41,7 @@ from serve_app.settings import Settings
 from serve_app.settings.limits import RequestLimits
 from serve_app.settings.sections import MODEL_NAME_CHARS
 
+T = TypeVar("T")
 _DEFAULT_LIMITS = RequestLimits()
 _AT_ONCE_BYTES = 64 * 1024
 _EMBEDDINGS = "/v1/embeddings"
@@ -111,11 +112,14 @@ class Validator:
         if len(body) <= _AT_ONCE_BYTES:
             parsed = self.parse_here(*given)
         else:
-            loop = asyncio.get_running_loop()
-            parsed = await loop.run_in_executor(self._thread, self.parse_here, *given)
+            parsed = await self.apart(self.parse_here, *given)
         if parsed.ignored:
             self._count_ignored(len(parsed.ignored))
         return parsed
+
+    async def apart(self, step: Callable[..., T], *args: object) -> T:
+        """Run a step in the thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, step, *args)
 
     def parse_here(self, path: str, body: bytes, most_output: int = 0) -> Parsed:
         """The same in the caller's thread. What is ignored does not count."""
