@@ -11,7 +11,13 @@ from serve_app import timings
 from serve_app.admission.admission import Admission
 from serve_app.admission.limits import AdmissionLimits
 from serve_app.admission.tenant_limits import TenantLimits
+from serve_app.batches.check import Checks
+from serve_app.batches.job import Parts as BatchParts
+from serve_app.batches.job import Turns
+from serve_app.batches.leading import Leading
+from serve_app.batches.line_requests import LineRequests
 from serve_app.batches.record import Batches
+from serve_app.batches.runner import BatchRunner
 from serve_app.cluster.direct_calls import CallServer, DirectCalls
 from serve_app.cluster.entrance import Entrance
 from serve_app.cluster.key_notices import KeyNotices
@@ -140,6 +146,7 @@ class IngressProcess:
             settings, lambda many: base.telemetry.count("hermes_ignored_fields", by=many)
         )
         self.batches = Batches(base.link, settings, base.clock)
+        self.batch_runner = self._build_batch_runner()
         self.readiness = Readiness(
             base,
             self._me,
@@ -180,6 +187,35 @@ class IngressProcess:
         parts = Parts(self._disconnects, self._deadlines, heartbeat_s, unread)
         within_s = settings.redis.admission_timeout_s
         return Exchanges(admission, self.followers, parts, self.redis_watch, within_s)
+
+    def _build_batch_runner(self) -> BatchRunner | None:
+        if self.files is None:
+            return None
+        base, settings, storage = self.base, self.settings, self.files.storage
+        tenant = self.api_keys.known
+        requests = LineRequests(
+            settings,
+            self.exchanges,
+            self.submissions,
+            self._validator,
+            self.endings,
+            base.link,
+            base.store,
+            tenant,
+        )
+        checks = Checks(storage, self._validator, settings.ingress.max_body_bytes, tenant)
+        leading = Leading(base.link, RedisLink(settings.redis), settings, base.clock)
+        parts = BatchParts(leading, storage, self.files, checks, requests, base.clock, Turns())
+        return BatchRunner(
+            parts, base.loops, self._answers, self._slots, settings.batches.max_in_flight
+        )
+
+    def _answers(self) -> bool:
+        """Whether new requests are answered here, and not by a newer Ray cluster."""
+        return self.entrance.let_in and not self._members().newer(self._me)
+
+    def _slots(self) -> int:
+        return sum(one.capacity for one in self._replicas.mine(self._members().workers))
 
     def app(self) -> Any:
         base, settings = self.base, self.settings
@@ -258,6 +294,8 @@ class IngressProcess:
         await self.base.start()
         if self.files is not None:
             self.base.loops.keep("files", self.files.keep_swept)
+        if self.batch_runner is not None:
+            await self.batch_runner.start()
         if self.settings.auth.required:
             self.base.loops.keep("api-keys", self.api_keys.watch)
         watch, outputs_bytes = self.limits.watch, self.dispatcher.outputs_bytes
@@ -266,6 +304,8 @@ class IngressProcess:
 
     async def stop(self) -> None:
         """Stop claiming first, then delete the lease, then close the connections."""
+        if self.batch_runner is not None:
+            await self.batch_runner.stop()
         await self.dispatcher.stop()
         await self.calls.stop()
         await self.membership.leave()

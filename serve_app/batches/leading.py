@@ -92,6 +92,9 @@ class Leading:
         asked = ("EVAL", SCRIPT, 1, self._leader, "resign", token)
         all_answered(await self._link.call([asked]))
 
+    async def stop(self) -> None:
+        await self._waiting.close()
+
     async def news(self, within_s: float) -> list[str]:
         """The ids of batches that were created or cancelled; waits for so long until there are
         some.

@@ -52,13 +52,16 @@ class BatchRunner:
 
     def __post_init__(self) -> None:
         self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         self._task = self.loops.keep("batches", self._run)
 
     async def stop(self) -> None:
         """Stop working; another ingress goes on at once."""
-        await self.loops.end(self._task)
+        if self._task is not None:
+            await self.loops.end(self._task)
+        await self.parts.leading.stop()
 
     async def _run(self) -> None:
         outage = Outage(log, "batches: cannot get the lease")

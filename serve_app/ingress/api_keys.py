@@ -89,6 +89,12 @@ class ApiKeys:
             raise RequestRefused(Reason.KEY_NOT_PERMITTED, message)
         return found
 
+    def known(self, tenant: str) -> Tenant | None:
+        """A tenant as its policy is now, without a key; None if there is no such tenant."""
+        if not self._settings.required:
+            return self._everybody
+        return self._tenants.get(tenant)
+
     def _whose(self, authorization: str) -> Tenant:
         scheme, _, key = authorization.partition(" ")
         if scheme.lower() != "bearer" or not key:

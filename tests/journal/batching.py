@@ -214,7 +214,7 @@ class Bench:
             yield runner
         finally:
             await ended([task])
-            await runner.parts.leading._waiting.close()
+            await runner.parts.leading.stop()
             await self.depose()
 
     async def create(

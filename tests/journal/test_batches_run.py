@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,19 +68,17 @@ async def test_every_line_is_answered_once(at: Bench) -> None:
         assert await at.w.store.kept("t") == (0, 0)
 
 
-async def test_bad_lines_get_errors_and_take_no_place_in_the_queue(
-    at: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_bad_lines_get_errors_and_take_no_place_in_the_queue(at: Bench) -> None:
     """Neither what the check has found, nor what is refused when it is submitted."""
-    refusal = RequestRefused(Reason.INVALID_REQUEST, "No such field.", param="n")
-    monkeypatch.setattr(Row, "refusal", refusal)
+    refused = b'["invalid_request","No such field.","n"]'
     async with at.leader() as leader:
         rows = leader.parts.checks.rows
 
         async def some_bad(*asked: Any) -> list[Row]:
-            return [one._replace(bad=one.line == 2) for one in await rows(*asked)]
+            found = await rows(*asked)
+            return [one._replace(refused=refused if one.line == 2 else b"") for one in found]
 
-        leader.parts.checks.rows = some_bad  # type: ignore[method-assign]
+        leader.parts.checks.rows = some_bad  # type: ignore[method-assign, assignment]
         at.worker.fails = {"p3": Reason.POISON}
         found = await at.over(await at.create(PROMPTS, body={"p4": {"n": -1}}))
         assert (found.state, found.completed, found.failed) == (BatchState.COMPLETED, 2, 3)
@@ -260,6 +259,10 @@ async def test_a_file_with_too_many_tokens_fails_its_batch(at: Bench) -> None:
         assert at.worker.begun == []
 
 
+def more_than(prompts: list[str], number: int) -> bool:
+    return len(prompts) > number
+
+
 async def test_64_lines_survive_the_ingress_and_the_worker_that_hold_them(
     w: World, tmp_path: Path
 ) -> None:
@@ -272,9 +275,9 @@ async def test_64_lines_survive_the_ingress_and_the_worker_that_hold_them(
         async with first.leader(knife):
             batch = await first.create(prompts)
             for number in range(27):
-                await eventually(lambda number=number: len(first.worker.begun) > number)
+                await eventually(partial(more_than, first.worker.begun, number))
                 first.worker.held[first.worker.begun[number]].set()
-                await eventually(lambda number=number: len(first.worker.prompts) > number)
+                await eventually(partial(more_than, first.worker.prompts, number))
             knife.dead.set()
     done = list(first.worker.prompts)
     async with bench(w, tmp_path, name="ingress-2", replica="replica-2") as second:
