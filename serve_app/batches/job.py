@@ -141,6 +141,11 @@ class Job:
         return bool(left) and self._results_bytes < _MOST_UNMARKED_BYTES and self._begins
 
     @property
+    def refilling(self) -> bool:
+        """Whether its next lines are being read."""
+        return self._refilling is not None and self._begins
+
+    @property
     def _begins(self) -> bool:
         now_ms = self.parts.clock.now_ms()
         within = self._window is None or self._window.is_open(now_ms)

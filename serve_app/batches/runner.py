@@ -164,7 +164,7 @@ class BatchRunner:
         running, wanting = Counter[str](), defaultdict[str, list[Job]](list)
         for job in sorted(self.jobs.values(), key=attrgetter("deadline_ms"), reverse=True):
             running[job.batch.facts.tenant] += len(job.running)
-            if job.wants:
+            if job.wants or job.refilling:
                 wanting[job.batch.facts.tenant].append(job)
         free = self.most - running.total()
         turns = [(running[tenant], tenant) for tenant in wanting]
@@ -172,11 +172,14 @@ class BatchRunner:
         while free > 0 and turns:
             many, tenant = heappop(turns)
             jobs = wanting[tenant]
-            free -= jobs[-1].begin()
             if not jobs[-1].wants:
+                break  # its lines are being read: the place is its own
+            begun = jobs[-1].begin()
+            free -= begun
+            if not (jobs[-1].wants or jobs[-1].refilling):
                 jobs.pop()
             if jobs:
-                heappush(turns, (many + 1, tenant))
+                heappush(turns, (many + begun, tenant))
 
     # -- rubbish ----------------------------------------------------------------------------------
 
