@@ -66,8 +66,8 @@ ADVICE: dict[Reason, str] = {
     Reason.DEADLINE: "The deadline passed first: retry, or set a later one "
     "(`x-request-timeout-seconds`).",
     Reason.CANCELLED: "The request was cancelled by its client: nothing to do.",
-    Reason.WITHDRAWN: "The window of the line's batch closed before it began: nothing to do, it runs "
-    "in the next one.",
+    Reason.WITHDRAWN: "The window of the line's batch closed before it began: nothing to do, it "
+    "runs in the next one.",
     Reason.CLIENT_DISCONNECTED: "The client disconnected and did not come back in time: send the "
     "request again.",
     Reason.ENGINE_ERROR: "The engine failed on this request: report it to the operator.",

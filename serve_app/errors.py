@@ -34,7 +34,7 @@ LASTING = frozenset(
 MESSAGES = {
     Reason.CANCELLED: "The request was cancelled.",
     Reason.CLIENT_DISCONNECTED: "The client disconnected and did not reconnect.",
-    Reason.WITHDRAWN: "The batch of this line runs again in its next window.",
+    Reason.WITHDRAWN: "The batch of this line goes on in its next window.",
     Reason.DEADLINE: "The request's deadline passed before it was finished.",
     Reason.ATTEMPT_LOST: "The engine that worked on this request died and it cannot be continued; "
     "please try again.",

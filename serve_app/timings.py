@@ -248,6 +248,8 @@ BATCH_RETRY_S = (0.5, 1.0, 2.0, 5.0, 15.0)
 """Pauses before a step of a batch is repeated, after the storage or Redis has failed."""
 BATCH_REFUSED_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 """Pauses before a line is submitted again that was refused because of load."""
+BATCH_LINE_KEPT_S = 86_400.0
+"""How much longer than until the deadline a line's answer is kept if nobody collects it."""
 BATCH_RUBBISH_S = 3_600.0
 """Time between two searches for segments that no batch knows."""
 

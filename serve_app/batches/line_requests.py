@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from serve_app import timings
 from serve_app.batches.record import Batch
 from serve_app.contract import Reason, State
 from serve_app.errors import RequestRefused
@@ -34,8 +35,6 @@ from serve_app.requests.idempotency import first_id
 from serve_app.requests.lifecycle import retaining
 from serve_app.settings import Settings
 
-KEPT_S = 86_400
-"""How much longer than until the deadline a line's answer is kept if nobody collects it."""
 BECAUSE_OF_LOAD = frozenset(
     {
         Reason.QUEUE_FULL,
@@ -113,7 +112,9 @@ class LineRequests:
         its = msgspec.structs.replace(
             submission.facts,
             deadline_ms=facts.expires_ms,
-            retention_s=min(left_s + KEPT_S, self.settings.journal.max_retention_s),
+            retention_s=min(
+                left_s + timings.BATCH_LINE_KEPT_S, self.settings.journal.max_retention_s
+            ),
             body_bytes=0,
             batch=facts.id,
         )

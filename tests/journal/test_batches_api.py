@@ -12,10 +12,11 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from serve_app.redis.keyspace import batch_key
-from tests.journal.in_process import Door, door, keys_of
+from serve_app.redis.keyspace import batch_key, batch_leader_key
+from tests.journal.in_process import Door, door, in_process, keys_of, settings_of
 from tests.journal.journal_helpers import World
 from tests.tables import Failures
+from tests.waiting import eventually
 
 PATH = "/v1/batches"
 CHATS: Final = "/v1/chat/completions"
@@ -33,6 +34,10 @@ CONTENT = b"".join(json.dumps(line(str(n))).encode() + b"\n" for n in range(3))
 
 @pytest.fixture
 async def d(redis_url: str, namespace: str, tmp_path: Path) -> AsyncIterator[Door]:
+    """An ingress that does not work on batches: another one has the lease."""
+    w = World(redis_url, namespace)
+    await w.redis.set(batch_leader_key(namespace, MODEL), "another")
+    await w.stop()
     sections = {
         "files": {"storage": str(tmp_path / "storage")},
         "batches": {"max_open_per_tenant": 5},
@@ -270,6 +275,36 @@ async def test_a_batch_goes_on_with_the_lines_that_have_failed(
     await d.http.delete(f"/v1/files/{error_file_id}")
     assert (await posted(d, continue_from=old["id"])).status_code == 404
     await w.stop()
+
+
+async def test_the_sdk_gets_every_result(redis_url: str, namespace: str, tmp_path: Path) -> None:
+    storage = {"storage": str(tmp_path / "storage")}
+    async with (
+        in_process(settings_of(redis_url, namespace, files=storage)) as d,
+        sdk(d) as client,
+    ):
+        lines = [line(str(n), max_tokens=3) for n in range(10)] + [line("bad", temperature=9)]
+        file = "\n".join(map(json.dumps, lines)).encode()
+        input_file_id = await uploaded(d, file)
+        made = await client.batches.create(
+            input_file_id=input_file_id, endpoint=CHATS, completion_window="24h"
+        )
+
+        async def ended() -> Any:
+            now = await client.batches.retrieve(made.id)
+            return now if now.status == "completed" else None
+
+        done = await eventually(ended)
+        assert done.request_counts.to_dict() == {"total": 11, "completed": 10, "failed": 1}
+        assert done.usage.output_tokens == 30
+        got = await client.files.content(done.output_file_id)
+        answers = {one["custom_id"]: one["response"] for one in map(json.loads, got.iter_lines())}
+        assert sorted(answers) == sorted(str(n) for n in range(10))
+        assert {one["status_code"] for one in answers.values()} == {200}
+        assert {one["body"]["usage"]["completion_tokens"] for one in answers.values()} == {3}
+        (error,) = map(json.loads, (await client.files.content(done.error_file_id)).iter_lines())
+        assert (error["custom_id"], error["response"]["status_code"]) == ("bad", 400)
+        assert error["response"]["body"]["error"]["param"] == "temperature"
 
 
 async def test_without_a_storage_there_are_no_batches(redis_url: str, namespace: str) -> None:
