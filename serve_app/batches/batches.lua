@@ -39,7 +39,7 @@ close   ARGV  3 outcome, 4 output file, 5 error file, 6 now: nothing is taken or
         returns outcome, output file and error file, as they were closed with first
 over    KEYS  3 open lines, 4 segments, 5 tokens of the tenant's batches
         ARGV  3 id, 4 outcome, 5 output file, 6 error file (empty: there is none), 7 lines without a
-              result, 8 errors, 9 now, 10 lifetime (ms): it is over
+              result, 8 errors, 9 now, 10 lifetime (ms); 11... commands that tell of it: it is over
         returns 1
 forget  KEYS  2 batches that are not over, instead
         ARGV  3 id: nothing is left to do for it
@@ -182,6 +182,7 @@ function leaders.over()
   redis.call('PEXPIRE', KEYS[2], ARGV[10])
   redis.call('UNLINK', KEYS[3], KEYS[4])
   redis.call('HDEL', KEYS[5], ARGV[3])
+  run(11)
   return 1
 end
 

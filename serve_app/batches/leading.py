@@ -32,6 +32,8 @@ from serve_app.redis.keyspace import (
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import all_answered
 from serve_app.settings import Settings
+from serve_app.webhooks.events import BATCH
+from serve_app.webhooks.outbox import telling
 
 log = logging.getLogger("hermes.batches")
 
@@ -183,12 +185,15 @@ class Leading:
     async def over(
         self, batch: Batch, closed: Closed, unfinished: int, errors: Sequence[LineError] = ()
     ) -> None:
-        """It has ended like that. `unfinished`: lines that have no result."""
+        """It has ended like that, of which webhooks tell. `unfinished`: lines without a result."""
         of_lines = self._lines(batch), self._segments(batch), self._tokens(batch)
         lifetime_ms = int(self._settings.batches.retention_days * 24 * timings.HOUR_MS)
         told = msgspec.json.encode(errors) if errors else ""
-        given = (batch.facts.id, *closed, unfinished, told, self._clock.now_ms(), lifetime_ms)
-        await self._step("over", *self._keys(batch, *of_lines), given=given)
+        facts, now_ms = batch.facts, self._clock.now_ms()
+        given = (facts.id, *closed, unfinished, told, now_ms, lifetime_ms)
+        its = f"{BATCH}.{closed.outcome}", facts.id, facts.tenant, now_ms, facts.webhook
+        telling_all = _words(telling(self._settings, *its))
+        await self._step("over", *self._keys(batch, *of_lines), given=(*given, *telling_all))
 
     async def forget(self, batch: Batch) -> None:
         """Nothing is left to do for it."""

@@ -116,6 +116,7 @@ class LineRequests:
                 left_s + timings.BATCH_LINE_KEPT_S, self.settings.journal.max_retention_s
             ),
             body_bytes=0,
+            tells="",  # the batch's end is told, not each line's
             batch=facts.id,
         )
         return await self.exchanges.submit(submission._replace(facts=its))

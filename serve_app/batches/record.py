@@ -85,6 +85,8 @@ class BatchFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """The id of the batch whose failed and expired lines it has."""
     retried_path: str = ""
     """Of the error file in the storage, whose lines alone it has; empty: all."""
+    webhook: str = ""
+    """A URL that is told of its end, beside the receivers of the settings."""
     value: str = ""
     """Digest of what was asked, for comparison under an `Idempotency-Key`."""
 

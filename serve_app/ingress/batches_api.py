@@ -34,6 +34,7 @@ from serve_app.policy.tenants import Tenant
 from serve_app.requests.idempotency import digest
 from serve_app.settings import Settings
 from serve_app.settings.limits import RequestLimits
+from serve_app.webhooks.events import HEADER, check_url
 
 PATH = "/v1/batches"
 _ONE = PATH + "/{batch_id}"
@@ -111,8 +112,9 @@ class BatchCreation:
     validator: Validator
     settings: Settings
 
-    async def create(self, caller: Tenant, body: bytes, key: str) -> Batch:
-        """The new batch, or the earlier one of the `Idempotency-Key`.
+    async def create(self, caller: Tenant, body: bytes, key: str, webhook: str = "") -> Batch:
+        """The new batch, or the earlier one of the `Idempotency-Key`. `webhook`: a URL that is told
+        of its end.
 
         Raises:
             RequestRefused: `malformed_json`, `invalid_request`, `key_not_permitted`, `not_found`,
@@ -122,6 +124,8 @@ class BatchCreation:
         if BATCH not in caller.classes:
             message = f"Requests of the class '{BATCH}' are not permitted to this API key."
             raise RequestRefused(Reason.KEY_NOT_PERMITTED, message)
+        if webhook:
+            check_url(self.settings.webhooks, webhook)
         limits = self.settings.limits
         asked, inline = await self.validator.apart(_asked, body, limits)
         meaning = msgspec.json.encode(asked, order="deterministic"), *inline
@@ -150,6 +154,7 @@ class BatchCreation:
             output_expires_s=(asked.get("output_expires_after") or {}).get("seconds", 0),
             continued_from=source.continued_from,
             retried_path=source.retried_path,
+            webhook=webhook,
             value=value,
         )
         try:  # how many tokens it takes is known once it is checked; whoever has none left gets 429
@@ -241,7 +246,8 @@ def routes(
         check_content_encoding(headers.get("content-encoding", ""))
         with uploads.of(caller.id) as upload:
             body = await upload.body(headers, request.receive)
-            batch = await its.create(caller, body, headers.get("idempotency-key", ""))
+            key, webhook = headers.get("idempotency-key", ""), headers.get(HEADER, "")
+            batch = await its.create(caller, body, key, webhook)
         return JSONResponse(batch_object(batch))
 
     @router.get(PATH, summary="Your batches, the newest first")

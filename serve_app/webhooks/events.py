@@ -20,8 +20,8 @@ from serve_app.errors import invalid
 from serve_app.settings.webhooks import WebhookSettings
 
 HEADER = "x-hermes-webhook"
-RESPONSE, REQUEST = "response", "request"
-"""What has ended: a response, or a request of any other path."""
+RESPONSE, REQUEST, BATCH = "response", "request", "batch"
+"""What has ended: a response, a request of any other path, or a batch."""
 MAX_URL_CHARS = 2_048
 _HOST = re.compile(r"[a-z0-9.-]+")
 _RETRY_AT_LEAST_S, _RETRY_AT_MOST_S = 5.0, 4 * 3600.0
@@ -48,7 +48,7 @@ class Delivery(msgspec.Struct, array_like=True, frozen=True):
     """The id of what has ended."""
     tenant: str
     target: str
-    """The name of an endpoint in the settings, or the URL that a request has named."""
+    """The name of an endpoint in the settings, or the URL that a request or batch has named."""
 
     @property
     def where(self) -> str:

@@ -1,8 +1,8 @@
 """Events that wait to be delivered. `outbox.lua` has the scripts, and what each key holds.
 
-The script that ends a request adds its event to a stream, exactly once, and only for receivers of
-the settings or of the request. An ingress that is woken by the stream moves it to the others of its
-receiver and tenant, a route.
+The script that ends a request or a batch adds its event to a stream, exactly once, and only for
+receivers of the settings, or that which was named with it. An ingress that is woken by the stream
+moves it to the others of its receiver and tenant, a route.
 """
 
 from __future__ import annotations
