@@ -6,6 +6,7 @@ this module uses Ray Serve.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
 from typing import Any
@@ -51,12 +52,15 @@ _NO_HEADER = "(no header)"
 _REPLACED = (
     *_HEADERS_OF_SERVE,
     (http_util, "RequestIdMiddleware"),
+    (replica, "ASGIDIReceiveProxy"),
     (replica, "add_port_to_grpc_server"),
 )
 """In Serve's modules, by an ingress; the last by a worker, too."""
 
 _LOOPBACK = "127.0.0.1"
 
+_READ_AHEAD = 8
+"""Messages of a request's body, each of which the server keeps below some 64 KiB."""
 _SHORT_REQUESTS = 128
 """Additional concurrent requests for short ones: probes, states, `DELETE`."""
 
@@ -89,6 +93,20 @@ class _Unchanged:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await self._app(scope, receive, send)
+
+
+class _Unhurried(replica.ASGIDIReceiveProxy):  # type: ignore[misc]  # Ray has no types
+    """Serve's `receive`, which reads ahead of an ingress to learn that its client has left, but not
+    more than a few messages: a file that comes faster than its storage takes it would all be in
+    memory.
+    """
+
+    def __init__(
+        self, scope: Any, receive: Any, user_event_loop: asyncio.AbstractEventLoop
+    ) -> None:
+        super().__init__(scope, receive, user_event_loop)
+        if asyncio.get_running_loop() is user_event_loop:  # else Serve cannot wait for room
+            self._queue: asyncio.Queue[Any] | None = asyncio.Queue(_READ_AHEAD)
 
 
 def _cluster() -> str:
@@ -141,6 +159,7 @@ class Ingress:
         for module, name in _HEADERS_OF_SERVE:
             setattr(module, name, _NO_HEADER)
         http_util.RequestIdMiddleware = _Unchanged
+        replica.ASGIDIReceiveProxy = _Unhurried
         # By its module: Serve pickles this class by value, with copies of such objects.
         uvicorn_config.HTTP_PROTOCOLS["auto"] = f"{HttpProtocol.__module__}:{HttpProtocol.__name__}"
         # The router calls `Replicas`, which belong to this loop. Serve's default is another thread.

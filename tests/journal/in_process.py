@@ -159,14 +159,14 @@ class _Server(uvicorn.Server):
 
 
 def _cancelled_when_the_client_leaves(app: Any) -> Any:
-    """Cancels the handler when its client leaves, as Ray Serve does."""
+    """Cancels the handler when its client leaves, as Ray Serve does, which reads ahead for that."""
 
     async def run(scope: Any, receive: Any, send: Any) -> None:
-        messages: asyncio.Queue[Any] = asyncio.Queue()
+        messages: asyncio.Queue[Any] = asyncio.Queue(8)
 
         async def fetch() -> None:
             while True:
-                messages.put_nowait(message := await receive())
+                await messages.put(message := await receive())
                 if message["type"] == "http.disconnect":
                     return
 

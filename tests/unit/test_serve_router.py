@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import sys
 import threading
@@ -17,7 +18,7 @@ from ray.serve.request_router import RequestRouter
 from serve_app.cluster import replicas as of_process
 from serve_app.cluster.serve_router import OVERRIDDEN, SessionRouter
 from serve_app.contract import Cause
-from serve_app.deploy import _REPLACED, _worker_options, build
+from serve_app.deploy import _READ_AHEAD, _REPLACED, _Unhurried, _worker_options, build
 from serve_app.errors import SettingsError
 from serve_app.settings import Settings
 from tests.tables import each
@@ -144,3 +145,25 @@ def test_a_ray_without_what_is_replaced_is_refused_at_the_start(
 def test_what_replaces_a_method_of_serves_is_on_that_list() -> None:
     methods = {name for name, value in vars(SessionRouter).items() if inspect.isfunction(value)}
     assert methods & {*dir(RequestRouter)} <= {*OVERRIDDEN}
+
+
+async def test_serve_reads_a_body_no_faster_than_it_is_taken() -> None:
+    pieces = [{"type": "http.request", "body": b"%d" % n, "more_body": n < 29} for n in range(30)]
+    messages = [*pieces, {"type": "http.disconnect"}]
+    left = iter(messages)
+    read: list[Any] = []
+
+    async def receive() -> Any:
+        read.append(next(left))
+        return read[-1]
+
+    proxy = _Unhurried({"type": "http"}, receive, asyncio.get_running_loop())
+    fetching = proxy.fetch_until_disconnect_task()
+    for taken in range(20):
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(read) == taken + _READ_AHEAD + 1
+        assert await proxy() == pieces[taken]
+    assert [await proxy() for _ in range(11)] == messages[20:]
+    await fetching
+    assert await proxy() == messages[-1]
