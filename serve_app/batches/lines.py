@@ -158,6 +158,8 @@ class Checker:
         self._kept.clear()
         self._offset += len(line)
         self._number += 1
+        if self._number > 2 * MAX_LINES:  # most of them are blank
+            self._too_many()
         if self._number == 1 and line.startswith(codecs.BOM_UTF8):
             line, offset = line[len(codecs.BOM_UTF8) :], offset + len(codecs.BOM_UTF8)
         if self.stopped or not line.strip():
@@ -167,12 +169,16 @@ class Checker:
             return
         self.lines += 1
         if self.lines > MAX_LINES:
-            self._wrong("too_many_lines", f"A batch has at most {MAX_LINES:,} requests.")
-            self.stopped = True
+            self._too_many()
         if not self.errors:
             head, refused = self._checked(found)
             row = Row(self._number, offset, len(line), refused)
             self._groups.setdefault(head, []).append(row)
+
+    def _too_many(self) -> None:
+        if not self.stopped:
+            self._wrong("too_many_lines", f"A batch has at most {MAX_LINES:,} requests.")
+            self.stopped = True
 
     def _check_size(self) -> None:
         if len(self._kept) > self._most_bytes and not self.stopped:

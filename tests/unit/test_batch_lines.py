@@ -139,6 +139,9 @@ def test_a_batch_has_at_most_so_many_lines(monkeypatch: pytest.MonkeyPatch) -> N
     assert checked(b"\n".join([*four, line("4")])).errors == [
         LineError("too_many_lines", "A batch has at most 3 requests.", 4)
     ]
+    assert not checked(four[0] + b"\n" * 5 + four[1]).errors
+    blank = checked(four[0] + b"\n" * 1_000)
+    assert [(one.code, one.line) for one in blank.errors] == [("too_many_lines", 7)]
 
 
 @each(
