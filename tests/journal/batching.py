@@ -112,16 +112,18 @@ class Knife:
     Args:
         at: the number of that command; 0: it lives.
         after: whether that one is executed, and its answer lost.
+        lives: whether only that answer is lost.
     """
 
     at: int = 0
     after: bool = False
+    lives: bool = False
     commands: int = 0
     dead: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def around(self, run: Callable[[], Awaitable[Any]]) -> Any:
         self.commands += 1
-        if self.dead.is_set():
+        if self.dead.is_set() and not self.lives:
             raise RedisUnavailable("killed")
         if self.commands != self.at:
             return await run()

@@ -5,11 +5,16 @@ it what it would have been.
 from __future__ import annotations
 
 import asyncio
+from asyncio import FIRST_COMPLETED
 from pathlib import Path
 
 import pytest
 
+from serve_app import timings
+from serve_app.batches import leading
 from serve_app.batches.record import BatchState
+from serve_app.redis.connection import Command
+from serve_app.redis.keyspace import usage_key
 from tests.journal.batching import STILL, Bench, Knife, bench
 from tests.journal.journal_helpers import World
 from tests.tables import Failures
@@ -23,18 +28,17 @@ def sections() -> dict[str, object]:
     return STILL
 
 
-async def killed_at(at: Bench, number: int, after: bool) -> bool:
+async def killed_at(at: Bench, knife: Knife) -> bool:
     """Kill a leader at that command, and check what the next one makes of its batch. Returns
     whether there was such a command.
     """
-    knife = Knife(number, after)
     at.worker.prompts.clear()
     at.worker.calls.clear()
     async with at.leader(knife):
         batch = await at.create(PROMPTS)
         over = asyncio.create_task(at.over(batch))
         dead = asyncio.create_task(knife.dead.wait())
-        await asyncio.wait([over, dead], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([over, *([] if knife.lives else [dead])], return_when=FIRST_COMPLETED)
         dead.cancel()
     async with at.leader():
         found = await over
@@ -46,6 +50,7 @@ async def killed_at(at: Bench, number: int, after: bool) -> bool:
     assert (found.usage.prompt, found.usage.output) == (9, 15), "each is counted once"
     assert sorted(at.worker.prompts) == PROMPTS, "none is computed twice"
     assert len({request_id for request_id, _ in at.worker.calls}) == 3, "none is accepted twice"
+    assert await at.w.redis.hget(events_key(at), batch.facts.id) == b"1", "its end is told once"
     assert await at.keys() == []
     assert await at.files.delete("t", found.output_file_id)
     left = [path async for path, _ in at.storage.under("files")]
@@ -54,15 +59,36 @@ async def killed_at(at: Bench, number: int, after: bool) -> bool:
     return knife.dead.is_set()
 
 
-async def test_a_leader_may_die_between_any_two_commands(w: World, tmp_path: Path) -> None:
+def events_key(at: Bench) -> str:
+    return usage_key(at.w.settings.namespace, 0)
+
+
+DEATHS = {
+    "before it is executed": (False, False),
+    "behind it": (True, False),
+    "only its answer is lost": (True, True),
+}
+
+
+@pytest.mark.parametrize("how", DEATHS)
+async def test_a_leader_may_die_between_any_two_commands(
+    w: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(timings, "BATCH_RETRY_S", (0.01,))
+    monkeypatch.setattr(timings, "BATCH_REFUSED_S", (0.01,))
+    monkeypatch.setattr(timings, "BATCH_RENEW_S", 0.05)
     async with bench(w, tmp_path) as at:
+
+        def telling(settings: object, event: str, subject: str, *_: object) -> list[Command]:
+            return [("HINCRBY", events_key(at), subject, 1)]
+
+        monkeypatch.setattr(leading, "telling", telling)
+        dies = True
         with Failures() as failures:
-            for after in (False, True):
-                dies = True
-                for number in range(1, _MOST_COMMANDS):
-                    with failures.of(number, after):
-                        dies = await killed_at(at, number, after)
-                    if not dies:
-                        break
-                assert not dies
-                assert number > 20, "it has as many commands"
+            for number in range(1, _MOST_COMMANDS):
+                with failures.of(number):
+                    dies = await killed_at(at, Knife(number, *DEATHS[how]))
+                if not dies:
+                    break
+        assert not dies
+        assert number > 20, "it has as many commands"
