@@ -206,9 +206,8 @@ class IngressProcess:
         checks = Checks(storage, self._validator, settings.ingress.max_body_bytes, tenant)
         leading = Leading(base.link, RedisLink(settings.redis), settings, base.clock)
         parts = BatchParts(leading, storage, self.files, checks, requests, base.clock, Turns())
-        return BatchRunner(
-            parts, base.loops, self._answers, self._slots, settings.batches.max_in_flight
-        )
+        most = settings.batches.max_in_flight
+        return BatchRunner(parts, base.loops, self._answers, self._slots, most, base.telemetry)
 
     def _answers(self) -> bool:
         """Whether new requests are answered here, and not by a newer Ray cluster."""

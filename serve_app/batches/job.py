@@ -135,6 +135,12 @@ class Job:
         return self.batch.facts.expires_ms
 
     @property
+    def left(self) -> int:
+        """Lines without a result."""
+        busy = len(self.ready) + len(self.running) + len(self._results)
+        return self._total - self._next + busy
+
+    @property
     def wants(self) -> bool:
         """Whether a line could begin now."""
         left = self.ready or (self._next < self._total and not self._refilling)

@@ -203,7 +203,9 @@ class Bench:
         checks = Checks(self.storage, validator, settings.ingress.max_body_bytes, tenant_of)
         parts = Parts(leading, self.storage, self.files, checks, requests, base.clock, Turns())
         most = settings.batches.max_in_flight
-        return BatchRunner(parts, base.loops, lambda: True, lambda: self.slots, most)
+        return BatchRunner(
+            parts, base.loops, lambda: True, lambda: self.slots, most, base.telemetry
+        )
 
     @asynccontextmanager
     async def leader(self, knife: Knife | None = None) -> AsyncIterator[BatchRunner]:
