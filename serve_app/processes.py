@@ -55,6 +55,7 @@ from serve_app.ingress.status import MetricsPage, Readiness
 from serve_app.ingress.validation.bodies import Validator
 from serve_app.journal.followers import Followers
 from serve_app.journal.writer import JournalWriter
+from serve_app.observability.batch_metrics import BatchTelemetry
 from serve_app.observability.order_metrics import OrderTelemetry
 from serve_app.observability.tenant_metrics import TenantTelemetry
 from serve_app.policy.classes import ClassRules, TenantRules
@@ -205,9 +206,11 @@ class IngressProcess:
         )
         checks = Checks(storage, self._validator, settings.ingress.max_body_bytes, tenant)
         leading = Leading(base.link, RedisLink(settings.redis), settings, base.clock)
-        parts = BatchParts(leading, storage, self.files, checks, requests, base.clock, Turns())
-        most = settings.batches.max_in_flight
-        return BatchRunner(parts, base.loops, self._answers, self._slots, most, base.telemetry)
+        shared = leading, storage, self.files, checks, requests, base.clock
+        parts = BatchParts(*shared, Turns(), BatchTelemetry(base.telemetry.registry))
+        return BatchRunner(
+            parts, base.loops, self._answers, self._slots, settings.batches.max_in_flight
+        )
 
     def _answers(self) -> bool:
         """Whether new requests are answered here, and not by a newer Ray cluster."""

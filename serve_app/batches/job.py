@@ -24,6 +24,7 @@ from serve_app.batches.check import Checks
 from serve_app.batches.leading import FIRST_TRY, Closed, Deposed, Leading, Marked
 from serve_app.batches.line_requests import AGAIN, BECAUSE_OF_LOAD, Answer, LineRequests
 from serve_app.batches.lines import Asked, LineError, Row, answered_line, asked_by
+from serve_app.batches.progress import Pace, Progress
 from serve_app.batches.record import Batch, BatchState
 from serve_app.clock import RedisClock
 from serve_app.contract import Reason, State
@@ -32,6 +33,7 @@ from serve_app.files.files import Files
 from serve_app.files.storage import Storage, StorageUnavailable
 from serve_app.ingress.exchange import Exchange
 from serve_app.loops import backoff, ended
+from serve_app.observability.batch_metrics import BatchTelemetry
 from serve_app.policy.day_windows import DayWindow
 
 log = logging.getLogger("hermes.batches")
@@ -77,6 +79,7 @@ class Parts(NamedTuple):
     requests: LineRequests
     clock: RedisClock
     turns: Turns
+    telemetry: BatchTelemetry
 
 
 @dataclass(eq=False)
@@ -123,6 +126,8 @@ class Job:
     def __post_init__(self) -> None:
         self._window: DayWindow | None = None
         self._next, self._total = self.batch.next, self.batch.total
+        self._done_before = self.batch.completed + self.batch.failed
+        self._state, self._pace = self.batch.state, Pace()
         self._cancelled = self._expired = self._without_input = False
         self._woken = asyncio.Event()
         self._failed: BaseException | None = None
@@ -133,12 +138,6 @@ class Job:
     @property
     def deadline_ms(self) -> int:
         return self.batch.facts.expires_ms
-
-    @property
-    def left(self) -> int:
-        """Lines without a result."""
-        busy = len(self.ready) + len(self.running) + len(self._results)
-        return self._total - self._next + busy
 
     @property
     def wants(self) -> bool:
@@ -174,6 +173,24 @@ class Job:
             return BatchState.CANCELLED
         unfinished = self.ready or self._next < self._total
         return BatchState.EXPIRED if unfinished else BatchState.COMPLETED
+
+    def progress(self) -> Progress | None:
+        """For the metrics; None if it is over."""
+        if self._state.over:
+            return None
+        now_ms, now_s = self.parts.clock.now_ms(), self.parts.clock.local.monotonic_s()
+        left_s = (self.deadline_ms - now_ms) / 1000
+        if self._window is not None:
+            left_s = self._window.open_s(now_ms, self.deadline_ms)
+        left = self._total - self._done_before - self._pace.done
+        return Progress(
+            self.batch.facts.id,
+            BatchState.CANCELLING if self._cancelled else self._state,
+            len(self.running),
+            left,
+            self._window is not None and not self._window.is_open(now_ms),
+            left_s - self._pace.needed_s(left, now_s),
+        )
 
     def told(self, batch: Batch) -> None:
         """It may have been cancelled since."""
@@ -239,12 +256,13 @@ class Job:
             if errors or self._cancelled:
                 outcome = BatchState.FAILED if errors else BatchState.CANCELLED
                 closed = Closed(outcome, "", "")
-                await self._insist("end", lambda: leading.over(batch, closed, 0, errors))
+                await self._insist("end", lambda: self._end(closed, 0, errors))
                 return await self._clean()
         if not (batch.state.over or batch.outcome):
             await self._recover()
             await self._work()
         if not batch.state.over:
+            self._state = BatchState.FINALIZING
             closed = Closed(self._outcome, *joining.new_file_ids())
             closed = await self._insist("close", lambda: leading.close(batch, closed))
             await self._insist("join", lambda: self._join(closed))
@@ -287,7 +305,7 @@ class Job:
                 self._start(line)
 
     async def _work(self) -> None:
-        self._working = True
+        self._working, self._state = True, BatchState.IN_PROGRESS
         while not self._done:
             self.changed()
             with suppress(TimeoutError):
@@ -341,11 +359,16 @@ class Job:
         for at in range(0, len(taken), _A_LOOK):
             some = taken[at : at + _A_LOOK]
             await requests.release([requests.request_id(self.batch, *one) for one in some])
-        await leading.over(self.batch, closed, len(unfinished), _GONE if failed else ())
+        await self._end(closed, len(unfinished), _GONE if failed else ())
         done = now.completed + now.failed
         log.info(
             "batch %s is over: %s lines=%d done=%d", now.facts.id, closed.outcome, now.total, done
         )
+
+    async def _end(self, closed: Closed, unfinished: int, errors: Sequence[LineError] = ()) -> None:
+        await self.parts.leading.over(self.batch, closed, unfinished, errors)
+        self._state = closed.outcome
+        self.parts.telemetry.done(closed.outcome, unfinished)
 
     async def _clean(self) -> None:
         """Delete what only this batch has needed."""
@@ -375,9 +398,12 @@ class Job:
     def _start(self, line: Line) -> None:
         name = f"batch-line-{self.batch.facts.id}-{line.place}"
         task = self.running[line] = asyncio.create_task(self._line(line), name=name)
+        now_s = self.parts.clock.local.monotonic_s
+        self._pace.runs(True, now_s())
 
         def over(task: asyncio.Task[None]) -> None:
             self.running.pop(line, None)
+            self._pace.runs(bool(self.running), now_s())
             self._over(task)
 
         task.add_done_callback(over)
@@ -517,6 +543,9 @@ class Job:
         used, releasing = await self._insist("read usage", lambda: requests.releasing(ids))
         marked = Marked([one.place for one in some], len(good), len(bad), used, releasing)
         await self._insist("mark lines", lambda: self.parts.leading.mark(self.batch, name, marked))
+        self._pace.done += len(some)
+        for outcome, lines in (("completed", good), ("failed", bad)):
+            self.parts.telemetry.done(outcome, len(lines))
         del self._results[: len(some)]
         self._results_bytes -= size
         self._oldest_s = self.parts.clock.local.monotonic_s()

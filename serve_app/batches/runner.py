@@ -12,27 +12,28 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush, nsmallest
+from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
 from serve_app import timings
 from serve_app.batches import joining
 from serve_app.batches.job import Job, Parts
 from serve_app.batches.leading import Deposed
+from serve_app.batches.progress import Progress, shown
 from serve_app.batches.record import Batch
 from serve_app.errors import RedisUnavailable
 from serve_app.files.storage import StorageUnavailable
 from serve_app.loops import Loops, backoff, jittered
 from serve_app.observability.logs import Outage
-from serve_app.observability.metrics import Telemetry
 
 log = logging.getLogger("hermes.batches")
 
 _LEAST_IN_FLIGHT = 16
 """Also while no engine runs: what waits makes one start."""
-_SHOWN = 20
 _JOBS_A_SECOND = 50_000
 """That are looked at for the next line, however many there are."""
+_JOBS_SHOWN = 100
+"""Whose progress is looked at without a pause."""
 
 
 @dataclass(eq=False)
@@ -49,7 +50,6 @@ class BatchRunner:
     may_lead: Callable[[], bool]
     slots: Callable[[], int]
     most_in_flight: int
-    telemetry: Telemetry
     jobs: dict[str, Job] = field(default_factory=dict)
     """By the id of the batch."""
 
@@ -88,15 +88,16 @@ class BatchRunner:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._renew())
                 tasks.create_task(self._feed())
+                tasks.create_task(self._show())
                 tasks.create_task(self._sweep())
                 await self._listen(tasks)
         except* Deposed as errors:
             deposed = errors.exceptions[0]
         finally:
             self.jobs.clear()
+            self.parts.telemetry.clear()
             with suppress(RedisUnavailable):
                 await self.parts.leading.resign()
-            self.show()
         raise Deposed(str(deposed))
 
     async def _renew(self) -> None:
@@ -118,7 +119,6 @@ class BatchRunner:
                     async for page in leading.open():
                         self._know(tasks, page)
                     looked_s = look_s()
-                    self.show()
                 if ids := await leading.news(timings.BATCH_TICK_S):
                     self._know(tasks, await leading.read(ids))
                 outage.over()
@@ -126,16 +126,6 @@ class BatchRunner:
                 outage.failed(error)
                 looked_s = None
                 await asyncio.sleep(backoff(timings.BATCH_RETRY_S, 1))
-
-    def show(self) -> None:
-        """Tell the metrics how near their deadlines the nearest batches are."""
-        now_ms, show = self.parts.clock.now_ms(), self.telemetry
-        show.of("hermes_batch_left_seconds").clear()
-        show.of("hermes_batch_left_lines").clear()
-        for job in nsmallest(_SHOWN, self.jobs.values(), key=attrgetter("deadline_ms")):
-            batch_id = job.batch.facts.id
-            show.set("hermes_batch_left_seconds", (job.deadline_ms - now_ms) / 1000, batch_id)
-            show.set("hermes_batch_left_lines", job.left, batch_id)
 
     def _know(self, tasks: asyncio.TaskGroup, batches: list[Batch]) -> None:
         for batch in batches:
@@ -195,6 +185,19 @@ class BatchRunner:
                 jobs.pop()
             if jobs:
                 heappush(turns, (many + begun, tenant))
+
+    # -- metrics ----------------------------------------------------------------------------------
+
+    async def _show(self) -> None:
+        while True:
+            found = list[Progress]()
+            for number, job in enumerate(list(self.jobs.values()), 1):
+                progress = job.progress()
+                found += [progress] if progress is not None else []
+                if number % _JOBS_SHOWN == 0:
+                    await asyncio.sleep(0)
+            self.parts.telemetry.show(*shown(found))
+            await asyncio.sleep(timings.BATCH_SHOW_S)
 
     # -- rubbish ----------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
+from datetime import date, datetime, time, timedelta
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -71,6 +71,22 @@ class DayWindow(NamedTuple):
     def opens_ms(self, at_ms: int) -> int:
         """From when on it is open; `at_ms` if it is open then."""
         return at_ms if self.is_open(at_ms) else self.next_change_ms(at_ms)
+
+    def open_s(self, from_ms: int, until_ms: int) -> float:
+        """For how many seconds it is open between two times. An opening in an hour that comes twice
+        or never counts as if the clock were not changed.
+        """
+        day = datetime.fromtimestamp(from_ms / 1000, self.zone).date() - timedelta(days=1)
+        last, found_ms = datetime.fromtimestamp(until_ms / 1000, self.zone).date(), 0.0
+        while day <= last:
+            closes_on = day + timedelta(days=self.closes < self.opens)
+            begin_ms, end_ms = self._at_ms(day, self.opens), self._at_ms(closes_on, self.closes)
+            found_ms += max(0.0, min(end_ms, until_ms) - max(begin_ms, from_ms))
+            day += timedelta(days=1)
+        return found_ms / 1000
+
+    def _at_ms(self, day: date, minutes: int) -> float:
+        return datetime.combine(day, time(*divmod(minutes, 60)), self.zone).timestamp() * 1000
 
 
 def duration_s(text: str, param: str = "completion_window") -> int:

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from serve_app.contract import Reason
 from serve_app.loops import Loops
+from serve_app.observability.batch_metrics import BatchTelemetry
 from serve_app.observability.metrics import Activity, Telemetry
 from serve_app.observability.metrics_pages import queue_gauges
 from serve_app.observability.order_metrics import OrderTelemetry
@@ -37,7 +38,7 @@ ALERTS_TEST = ROOT / "tests" / "chart" / "alerts_test.yaml"
 OF_THE_TARGET = {"namespace", "pod"}
 VALUES = {
     "reason": {str(reason) for reason in Reason},
-    "state": {"completed", "failed", "cancelled", "expired"},
+    "state": {"completed", "failed", "cancelled", "expired", "paused"},
     "kind": {"first", "retry", "prompt", "output"},
     "class": set(CLASSES),
 }
@@ -70,6 +71,7 @@ def own_metrics() -> dict[str, set[str]]:
     """The service's metrics, each with its labels."""
     telemetry = Telemetry()
     OrderTelemetry(telemetry.registry, TenantTelemetry(telemetry.registry))
+    BatchTelemetry(telemetry.registry)
     Activity(telemetry.registry, Loops())
     registries: list[CollectorRegistry] = [telemetry.registry, queue_gauges({}, (0, 0), (0, 0))]
     found = {}

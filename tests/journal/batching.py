@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
+from prometheus_client import CollectorRegistry
 
 from serve_app.batches.check import Checks
 from serve_app.batches.job import Parts, Turns
@@ -41,6 +42,7 @@ from serve_app.journal.entries import Head, RequestFacts, Summary, decode_facts
 from serve_app.journal.usage import Usage
 from serve_app.journal.writer import JournalWriter
 from serve_app.loops import ended
+from serve_app.observability.batch_metrics import BatchTelemetry
 from serve_app.policy.tenants import NO_LIMITS, Limits, Tenant
 from serve_app.processes import IngressProcess
 from serve_app.redis.keyspace import batch_leader_key
@@ -201,11 +203,11 @@ class Bench:
         waiting = RedisLink(settings.redis)
         leading = Leading(base.link, waiting, settings, base.clock)
         checks = Checks(self.storage, validator, settings.ingress.max_body_bytes, tenant_of)
-        parts = Parts(leading, self.storage, self.files, checks, requests, base.clock, Turns())
+        telemetry = BatchTelemetry(CollectorRegistry())
+        shared = leading, self.storage, self.files, checks, requests, base.clock
+        parts = Parts(*shared, Turns(), telemetry)
         most = settings.batches.max_in_flight
-        return BatchRunner(
-            parts, base.loops, lambda: True, lambda: self.slots, most, base.telemetry
-        )
+        return BatchRunner(parts, base.loops, lambda: True, lambda: self.slots, most)
 
     @asynccontextmanager
     async def leader(self, knife: Knife | None = None) -> AsyncIterator[BatchRunner]:

@@ -137,3 +137,20 @@ def test_any_other_duration_is_refused_with_its_field(text: str) -> None:
         duration_s(text)
     assert (refused.value.status, refused.value.param) == (400, "completion_window")
     assert "1m to 7d" in refused.value.message
+
+
+@each(
+    "window, since, until, hours",
+    [
+        ("22:00-06:00", "2026-07-01 12:00", "2026-07-01 20:00", 0.0),
+        ("22:00-06:00", "2026-07-01 05:00", "2026-07-01 23:30", 2.5),
+        ("22:00-06:00", "2026-07-01 00:00", "2026-07-08 00:00", 56.0),
+        ("09:00-17:00", "2026-07-01 16:30", "2026-07-02 09:15", 0.75),
+        ("22:00-06:00", "2026-03-28 22:00", "2026-03-29 12:00", 7.0),
+        ("22:00-06:00", "2026-10-24 22:00", "2026-10-25 12:00", 9.0),
+        ("22:00-06:00", "2026-07-02 00:00", "2026-07-01 00:00", 0.0),
+    ],
+)
+def test_the_time_in_which_it_is_open(window: str, since: str, until: str, hours: float) -> None:
+    its = DayWindow.parse(f"{window} {BERLIN}")
+    assert its.open_s(at(since), at(until)) == hours * 3_600
