@@ -32,8 +32,8 @@ _LEAST_IN_FLIGHT = 16
 """Also while no engine runs: what waits makes one start."""
 _JOBS_A_SECOND = 50_000
 """That are looked at for the next line, however many there are."""
-_JOBS_SHOWN = 100
-"""Whose progress is looked at without a pause."""
+_JOBS_SHOWN, _SHOWN_A_SECOND = 100, 1_000
+"""Whose progress is looked at without a pause, in some 3 ms, and in each second."""
 
 
 @dataclass(eq=False)
@@ -197,7 +197,7 @@ class BatchRunner:
                 if number % _JOBS_SHOWN == 0:
                     await asyncio.sleep(0)
             self.parts.telemetry.show(*shown(found))
-            await asyncio.sleep(timings.BATCH_SHOW_S)
+            await asyncio.sleep(timings.BATCH_SHOW_S + len(found) / _SHOWN_A_SECOND)
 
     # -- rubbish ----------------------------------------------------------------------------------
 
