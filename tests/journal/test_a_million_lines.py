@@ -26,9 +26,12 @@ pytestmark = [pytest.mark.clock, pytest.mark.nightly, pytest.mark.timeout(1_800)
 
 TENANTS, OF_EACH, LINES = "abcde", 4, 50_000
 A_PAGE = 100
-MOST_REDIS_BYTES, MOST_PAGE_MS, LEAST_LINES_A_S = 200_000_000, 200.0, 500.0
+MOST_PAGE_MS, LEAST_LINES_A_S = 200.0, 500.0
+MOST_REDIS_BYTES = 10_000_000
+"""It knows nothing of lines that are not taken."""
 INGRESS = """
-import asyncio, json, sys, time
+import asyncio, json, sys, time, uvloop
+from serve_app.foundation import freeze_heap
 from tests.journal.in_process import door
 async def watch():
     global longest_s
@@ -40,15 +43,16 @@ async def main():
     global longest_s
     url, namespace, sections = sys.argv[1:]
     async with door(url, namespace, **json.loads(sections)) as d:
+        freeze_heap()
         watching, longest_s = asyncio.create_task(watch()), 0.0
         print(d.port, flush=True)
         while await asyncio.to_thread(sys.stdin.readline):
             print(longest_s, flush=True)
             longest_s = 0.0
-asyncio.run(main())
+uvloop.run(main())
 """
-"""It sees no worker, so none of the lines runs. It tells the longest pause of its event loop since
-it was asked before.
+"""It sees no worker, so none of the lines runs. Its event loop is that of Ray's processes; it tells
+the longest pause of this loop since it was asked before.
 """
 
 
@@ -152,7 +156,7 @@ async def test_a_million_lines(private_redis: PrivateRedis, tmp_path: Path) -> N
         took_s = time.perf_counter() - began_s
         pause_s = await its.longest_pause_s()
         grown = int((await private_redis.client.info("memory"))["used_memory"]) - before
-        full_ms = []
+        full_ms = list[float]()
         its.pages_ms, meanwhile_ms = full_ms, its.pages_ms
         for _ in range(200):
             await its.lines("a")

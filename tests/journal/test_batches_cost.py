@@ -90,7 +90,7 @@ async def over(d: Door, batch_id: str) -> None:
     """All of its lines have an answer."""
 
     async def counts() -> dict[str, int] | None:
-        await asyncio.sleep(0.05)  # looking costs, too
+        await asyncio.sleep(0.2)  # looking costs, too
         batch = (await d.http.get(f"/v1/batches/{batch_id}")).json()
         return batch["request_counts"] if batch["status"] == "completed" else None
 
