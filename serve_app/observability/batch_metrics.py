@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 
 from serve_app.observability.metrics import Metrics
 
-_GAUGES = ("hermes_batches", "hermes_batch_lines", "hermes_batch_spare_seconds")
 _OUTCOMES = ("completed", "failed", "expired", "cancelled")
 
 
@@ -17,7 +16,7 @@ class BatchTelemetry(Metrics):
 
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__("batches", registry)
-        self._shown: dict[str, frozenset[str]] = {}
+        self._shown: dict[Gauge, frozenset[str]] = {}
         """The labels of each gauge."""
         for outcome in _OUTCOMES:  # Prometheus sees no increase to the first value of a series
             self.of("hermes_batch_lines_done", outcome)
@@ -32,12 +31,16 @@ class BatchTelemetry(Metrics):
         """What there is now: batches and lines by state, and the seconds that batches can spare,
         by their ids.
         """
-        for name, values in zip(_GAUGES, (batches, lines, spare_s), strict=True):
-            for label, value in values.items():
-                self.set(name, value, label)
-            for label in self._shown.get(name, frozenset()) - values.keys():
-                self.of(name).remove(label)
-            self._shown[name] = frozenset(values)
+        self._only(self.of("hermes_batches"), batches)
+        self._only(self.of("hermes_batch_lines"), lines)
+        self._only(self.of("hermes_batch_spare_seconds"), spare_s)
+
+    def _only(self, gauge: Gauge, values: Mapping[str, float]) -> None:
+        for label, value in values.items():
+            gauge.labels(label).set(value)
+        for label in self._shown.get(gauge, frozenset()) - values.keys():
+            gauge.remove(label)
+        self._shown[gauge] = frozenset(values)
 
     def clear(self) -> None:
         """Another ingress works on the batches."""

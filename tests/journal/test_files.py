@@ -79,7 +79,7 @@ async def test_a_file_is_its_tenants_alone(its: Files) -> None:
 
 async def test_nothing_is_left_in_redis_of_a_deleted_file(w: World, its: Files) -> None:
     await its.delete("t", (await added(its, expires_s=2**40)).id)
-    assert [key async for key in w.operator.scan_iter("*")] == []
+    assert [key async for key in w.operator.scan_iter(f"{w.settings.namespace}:*")] == []
 
 
 async def test_files_are_listed_in_pages(its: Files, monkeypatch: pytest.MonkeyPatch) -> None:
