@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -126,3 +127,15 @@ def test_what_does_not_fit_together_is_not_released(monkeypatch: pytest.MonkeyPa
     assert release.not_releasable(dirty=True) == ""
     monkeypatch.setattr(release, "__version__", "9.9.9")
     assert "they have to be ('9.9.9', '9.9.9')" in release.not_releasable(dirty=True)
+
+
+def test_a_wheel_has_every_file_that_the_code_reads() -> None:
+    described = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    kept: set[Path] = set()
+    for package, patterns in described["package-data"].items():
+        for pattern in patterns:
+            kept.update((ROOT / package.replace(".", "/")).glob(pattern))
+    files = [path for room in ("serve_app", "workers") for path in (ROOT / room).rglob("*.*")]
+    read = {path for path in files if path.suffix in (".lua", ".toml", ".json", ".yaml")}
+    assert read - kept == set()
+    assert len(read) > 8
