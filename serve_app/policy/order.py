@@ -13,6 +13,8 @@ An eighth of the slots are spare: `critical` and `realtime` requests may take th
 ones that will probably not write clearly more than the mean of all. So neither a batch nor long
 answers hold every slot. A request of a kind that has never ended may be endless. It counts as short
 if it is the only one of its kind, and such requests hold no more than half of the spare slots.
+While only `batch` requests wait, they leave an eighth of the slots free, whatever runs: who comes
+then need not wait until one of them ends.
 """
 
 from __future__ import annotations
@@ -247,9 +249,10 @@ class Scheduler(Generic[C]):
             return None
         oldest_ms = {name: line.oldest_ms for name, line in self.lines.items() if len(line)}
         waiting = self._head(self.classes.choose(oldest_ms, now_ms), now_ms)
-        if self.general_sequences >= self.general_capacity and not self._may_take_spare(
-            waiting.entry
-        ):
+        only_spare = self.general_sequences >= self.general_capacity or (
+            oldest_ms.keys() == {BATCH} and self.capacity - self.sequences <= self._beside_batches
+        )
+        if only_spare and not self._may_take_spare(waiting.entry):
             spared = self._for_spare_slot(oldest_ms, now_ms)
             self._only_spare_free = spared is None
             if spared is None:
@@ -341,6 +344,13 @@ class Scheduler(Generic[C]):
     @property
     def _spare(self) -> float:
         return self.capacity - self.general_capacity
+
+    @property
+    def _beside_batches(self) -> float:
+        """The slots that are left free while only `batch` requests wait. Where an engine's memory
+        bounds what runs, few of many spare slots will ever be used.
+        """
+        return min(self._spare, _SPARE * self.capacity)
 
     def _is_short(self, entry: C) -> bool | None:
         """Whether a request has a right to a spare slot; None if nothing like it has ended. One of

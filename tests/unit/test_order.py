@@ -150,6 +150,19 @@ def test_a_slot_that_is_spare_for_all_that_wait_is_kept_for_what_comes() -> None
     assert its.wanted() is None, "all slots are taken"
 
 
+def test_a_batch_leaves_the_spare_slots_free_beside_whatever_runs() -> None:
+    its = scheduler(16, *(Entry("realtime", n) for n in range(2)))
+    its.general_capacity = 14
+    assert len(started(its)) == 2
+    for number in range(20):
+        its.add(Entry("batch", 10 + number))
+    assert len(started(its)) == 12
+    urgent = [Entry("realtime", 30 + number) for number in range(3)]
+    for entry in urgent:
+        its.add(entry)
+    assert started(its) == urgent[:2]
+
+
 def test_short_answers_take_spare_slots_and_of_an_unknown_kind_one_tries() -> None:
     its = scheduler(8, *(Entry("standard", n, "long", kind="chat") for n in range(20)))
     its.general_capacity = 4
