@@ -13,8 +13,8 @@ An eighth of the slots are spare: `critical` and `realtime` requests may take th
 ones that will probably not write clearly more than the mean of all. So neither a batch nor long
 answers hold every slot. A request of a kind that has never ended may be endless. It counts as short
 if it is the only one of its kind, and such requests hold no more than half of the spare slots.
-While only `batch` requests wait, they leave an eighth of the slots free, whatever runs: who comes
-then need not wait until one of them ends.
+While only `batch` requests wait, and they run in their share of the slots, they leave an eighth
+free, whatever else runs: who comes then need not wait until one of them ends.
 """
 
 from __future__ import annotations
@@ -161,6 +161,8 @@ class Scheduler(Generic[C]):
         """Their sequences: those of the last one may exceed what was free."""
         self.general_sequences = 0
         """How many of these are of long requests."""
+        self.batch_sequences = 0
+        """How many of these are of `batch` requests."""
         self.waiting_sequences = 0
         """The slots that the requests will hold that have not started."""
         self.lengths = LengthModel()
@@ -250,7 +252,7 @@ class Scheduler(Generic[C]):
         oldest_ms = {name: line.oldest_ms for name, line in self.lines.items() if len(line)}
         waiting = self._head(self.classes.choose(oldest_ms, now_ms), now_ms)
         only_spare = self.general_sequences >= self.general_capacity or (
-            oldest_ms.keys() == {BATCH} and self.capacity - self.sequences <= self._beside_batches
+            oldest_ms.keys() == {BATCH} and self._batches_leave_the_rest
         )
         if only_spare and not self._may_take_spare(waiting.entry):
             spared = self._for_spare_slot(oldest_ms, now_ms)
@@ -346,11 +348,14 @@ class Scheduler(Generic[C]):
         return self.capacity - self.general_capacity
 
     @property
-    def _beside_batches(self) -> float:
-        """The slots that are left free while only `batch` requests wait. Where an engine's memory
-        bounds what runs, few of many spare slots will ever be used.
+    def _batches_leave_the_rest(self) -> bool:
+        """Whether `batch` requests, of which some wait and no others do, leave the slots that are
+        free: an eighth of all, once they run in their share. Where an engine's memory bounds what
+        runs, few of many spare slots will ever be used.
         """
-        return min(self._spare, _SPARE * self.capacity)
+        free, own = self.capacity - self.sequences, 1 - self._rules.classes.interactive_share
+        beside = min(self._spare, _SPARE * self.capacity)
+        return free <= beside and self.batch_sequences >= own * self.capacity
 
     def _is_short(self, entry: C) -> bool | None:
         """Whether a request has a right to a spare slot; None if nothing like it has ended. One of
@@ -400,6 +405,8 @@ class Scheduler(Generic[C]):
         self._running_cost += times * running.cost
         if running.general:
             self.general_sequences += times * running.sequences
+        if entry.request_class == BATCH:
+            self.batch_sequences += times * running.sequences
         if running.probation:
             (self._on_probation.add if times > 0 else self._on_probation.discard)(_alike(entry))
 

@@ -163,6 +163,16 @@ def test_a_batch_leaves_the_spare_slots_free_beside_whatever_runs() -> None:
     assert started(its) == urgent[:2]
 
 
+def test_a_batch_gets_its_share_beside_interactive_work_that_never_waits() -> None:
+    """Of 16 slots 14 are taken; what is free is less than the share of batches."""
+    its = scheduler(16, *(Entry("realtime", n) for n in range(14)))
+    its.general_capacity = 14
+    assert len(started(its)) == 14
+    for number in range(20):
+        its.add(Entry("batch", 20 + number))
+    assert [one.request_class for one in started(its)] == ["batch"] * 2
+
+
 def test_short_answers_take_spare_slots_and_of_an_unknown_kind_one_tries() -> None:
     its = scheduler(8, *(Entry("standard", n, "long", kind="chat") for n in range(20)))
     its.general_capacity = 4
