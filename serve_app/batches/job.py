@@ -54,6 +54,7 @@ _MOST_FAILURES = 3
 
 
 _GONE = (LineError("input_file_not_found", "The input file was deleted before the batch ended."),)
+_LOST = (LineError("results_lost", "The storage has lost results of the batch."),)
 
 
 class Turns:
@@ -351,19 +352,33 @@ class Job:
         taken = sorted((await leading.lines(self.batch)).items())
         (now,) = await leading.read([self.batch.facts.id])
         unfinished = [*(place for place, _ in taken), *range(now.next, now.total)]
-        failed = closed.outcome is BatchState.FAILED
-        segments = await leading.segments(self.batch)
-        told = [] if failed else unfinished
-        closed = await joining.join(self.parts, now, closed, segments, told)
+        closed, errors = await self._joined(now, closed, unfinished)
         requests = self.parts.requests
         for at in range(0, len(taken), _A_LOOK):
             some = taken[at : at + _A_LOOK]
             await requests.release([requests.request_id(self.batch, *one) for one in some])
-        await self._end(closed, len(unfinished), _GONE if failed else ())
+        await self._end(closed, len(unfinished), errors)
         done = now.completed + now.failed
         log.info(
             "batch %s is over: %s lines=%d done=%d", now.facts.id, closed.outcome, now.total, done
         )
+
+    async def _joined(
+        self, now: Batch, closed: Closed, unfinished: Sequence[int]
+    ) -> tuple[Closed, Sequence[LineError]]:
+        """Write the output files, without the names of unfinished lines if the input file is gone.
+        If a segment is, it may come back, as with a volume, until the deadline.
+        """
+        segments = await self.parts.leading.segments(self.batch)
+        if closed.outcome is not BatchState.FAILED:
+            with suppress(FileNotFoundError):
+                return await joining.join(self.parts, now, closed, segments, unfinished), ()
+        try:
+            return await joining.join(self.parts, now, closed, segments, ()), _GONE
+        except FileNotFoundError:
+            if not self._late:
+                raise StorageUnavailable("the storage has lost results") from None
+        return Closed(BatchState.FAILED, "", ""), _LOST
 
     async def _end(self, closed: Closed, unfinished: int, errors: Sequence[LineError] = ()) -> None:
         await self.parts.leading.over(self.batch, closed, unfinished, errors)

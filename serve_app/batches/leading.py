@@ -121,6 +121,14 @@ class Leading:
                 await self._step("forget", self._open, given=(batch_id,))
             yield found
 
+    async def not_over(self, ids: Sequence[str]) -> set[str]:
+        """Those of them that are not over, of whatever model."""
+        found = set[str]()
+        for at in range(0, len(ids), _A_LOOK):
+            batches = await self.read(ids[at : at + _A_LOOK])
+            found |= {one.facts.id for one in batches if not one.state.over}
+        return found
+
     async def read(self, ids: Sequence[str]) -> list[Batch]:
         """Those of them that there are."""
         asked = [("HGETALL", batch_key(self._namespace, one)) for one in ids]

@@ -209,8 +209,9 @@ class BatchRunner:
                 await self.sweep()
 
     async def sweep(self) -> None:
-        """Delete the segments of batches that are over."""
+        """Delete the segments of batches that are over. Others may be of another model."""
         found = [path async for path, _ in self.parts.storage.under(joining.FOLDER)]
-        known = {batch.facts.id async for page in self.parts.leading.open() for batch in page}
+        ids = {path.split("/")[1] for path in found}
+        known = await self.parts.leading.not_over(sorted(ids))
         rubbish = [path for path in found if path.split("/")[1] not in known]
         await self.parts.storage.delete(rubbish)

@@ -326,7 +326,7 @@ def _asked(body: bytes, limits: RequestLimits) -> tuple[dict[str, Any], list[byt
     for name in asked.keys() - _FIELDS.keys():
         raise invalid(f"Unknown parameter: '{name[:200]}'.", name[:200])
     asked = {name: value for name, value in asked.items() if value is not None}
-    if not asked.keys() & set(_SOURCES):
+    if all(asked.get(name, "") == "" for name in _SOURCES):
         raise invalid("Missing required parameter: 'input_file_id'.", "input_file_id")
     lines = asked.pop("requests", None)
     if lines is None:

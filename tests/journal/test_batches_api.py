@@ -167,6 +167,7 @@ async def test_what_is_wrong_is_refused_with_its_field(d: Door) -> None:
             ({**good, "other": 1}, "other", 400),
             ({"continue_from": NOBODY}, "continue_from", 404),
             ({"continue_from": "x" * 100}, "continue_from", 404),
+            ({"continue_from": ""}, "input_file_id", 400),
         ]
         for fields, param, status in rows:
             with failures.of(fields if len(str(fields)) < 200 else param):

@@ -10,10 +10,12 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from serve_app import timings
 from serve_app.batches.leading import Closed, Deposed
-from serve_app.batches.record import Batch, BatchState
+from serve_app.batches.record import Batch, BatchState, new_batch_id
+from serve_app.policy.tenants import NO_LIMITS
 from tests.journal.batching import STILL, Bench, Knife, bench
 from tests.journal.journal_helpers import World
 from tests.waiting import eventually
@@ -170,6 +172,21 @@ async def test_orphaned_blob(at: Bench) -> None:
         await leader.parts.storage.put(path, late())
         await leader.sweep()
         assert [one async for one in at.storage.under("segments/")] == []
+
+
+async def test_the_segments_of_another_model_are_no_rubbish(at: Bench) -> None:
+    """While a service is upgraded to another model, there is a leader for each."""
+
+    async def text() -> AsyncIterator[bytes]:
+        yield b"text"
+
+    facts = (await at.create(PROMPTS)).facts
+    others = replace(facts, id=new_batch_id("t"), model="another")
+    await at.batches.create(others, NO_LIMITS)
+    path = f"segments/{others.id}/one-4-4"
+    await at.storage.put(path, text())
+    await at.runner().sweep()
+    assert [one async for one in at.storage.under("segments/")] == [(path, 4)]
 
 
 async def test_finalization_strand(at: Bench) -> None:

@@ -215,6 +215,50 @@ async def test_an_input_file_that_is_deleted_ends_the_batch(at: Bench) -> None:
         assert len(await at.lines(found.output_file_id)) == found.completed
 
 
+@pytest.mark.parametrize("state", [BatchState.CANCELLED, BatchState.EXPIRED])
+async def test_a_batch_whose_input_file_is_deleted_can_still_end(
+    at: Bench, later: Callable[[float], None], state: BatchState
+) -> None:
+    """Nobody knows the names of its unfinished lines then; what is done is delivered."""
+    prompts = [f"p{n}" for n in range(40)]
+    at.worker.held = {prompt: asyncio.Event() for prompt in prompts[1:]}
+    async with at.leader():
+        batch = await at.create(prompts, window_s=60.0)
+        await eventually(lambda: len(at.worker.begun) == 9)
+        (at.folder / batch.facts.input_path).unlink()
+        if state is BatchState.CANCELLED:
+            await at.batches.cancel("t", batch.facts.id)
+        else:
+            later(61.0)
+        found = await at.over(batch)
+        assert (found.state, found.completed, found.failed) == (state, 1, 39)
+        assert [one.code for one in found.errors] == ["input_file_not_found"]
+        assert told(await at.lines(found.output_file_id)) == {"p0": 200}
+        assert found.error_file_id == ""
+        assert await at.keys() == []
+
+
+async def test_a_lost_segment_fails_a_batch_only_at_its_deadline(
+    at: Bench, later: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then the storage may be there again."""
+    monkeypatch.setattr(timings, "BATCH_RETRY_S", (0.05,))
+    at.worker.held = {"p1": asyncio.Event()}
+    async with at.leader() as leader:
+        batch = await at.create(PROMPTS, window_s=60.0)
+        await eventually(lambda: len(at.worker.prompts) == 4)
+        await leader.jobs[batch.facts.id]._write_segment()
+        (segment,) = (at.folder / "segments" / batch.facts.id).glob("*-*")
+        segment.unlink()
+        at.worker.held["p1"].set()
+        await eventually(lambda: at.batch_is(batch, BatchState.FINALIZING))
+        later(61.0)
+        found = await at.over(batch)
+        assert (found.state, found.completed) == (BatchState.FAILED, 5)
+        assert [one.code for one in found.errors] == ["results_lost"]
+        assert await at.keys() == []
+
+
 async def test_tenants_share_the_places_and_their_deadlines_decide(at: Bench) -> None:
     at.slots = 10
     prompts = [f"p{n}" for n in range(40)]
