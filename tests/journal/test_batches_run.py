@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from serve_app import timings
 from serve_app.batches.job import Job
 from serve_app.batches.lines import Row
 from serve_app.batches.record import BatchState
+from serve_app.clock import RedisClock
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
 from serve_app.policy.tenants import Limits
@@ -196,6 +198,25 @@ async def test_lines_begin_only_in_their_window(at: Bench, monkeypatch: pytest.M
         found = await at.over(batch)
         assert (found.state, found.completed) == (BatchState.COMPLETED, 12)
         assert sorted(at.worker.prompts) == sorted(prompts)
+
+
+async def test_a_batch_waits_for_its_hours(
+    at: Bench, later: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Created two hours before its window, in which the clock is turned ahead."""
+    monkeypatch.setattr(timings, "BATCH_TICK_S", 0.01)
+    opens, closes = (
+        datetime.fromtimestamp(RedisClock().now_s() + hours * 3600, UTC) for hours in (2, 4)
+    )
+    async with at.leader():
+        batch = await at.create(PROMPTS, window_s=86_400.0, window=f"{opens:%H:%M}-{closes:%H:%M}")
+        await eventually(lambda: at.batch_is(batch, BatchState.IN_PROGRESS))
+        later(3600.0)
+        await asyncio.sleep(0.1)  # some rounds of the leader
+        assert at.accepted.total() == 0
+        later(3 * 3600.0)
+        found = await at.over(batch)
+        assert (found.state, found.completed) == (BatchState.COMPLETED, len(PROMPTS))
 
 
 async def test_an_input_file_that_is_deleted_ends_the_batch(at: Bench) -> None:

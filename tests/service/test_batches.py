@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
 
 import pytest
 
@@ -21,8 +22,10 @@ OVER = ("completed", "failed", "expired", "cancelled")
 class Batch:
     """A batch with a line for each prompt, and what the service books meanwhile."""
 
-    def __init__(self, service: Running, prompts: Mapping[str, str], tokens: int) -> None:
-        self.service, self.prompts, self.tokens = service, prompts, tokens
+    def __init__(
+        self, service: Running, prompts: Mapping[str, str], tokens: int, bad: Collection[str] = ()
+    ) -> None:
+        self.service, self.prompts, self.tokens, self.bad = service, prompts, tokens, bad
         self.sdk = service.sdk.with_options(max_retries=10)
         self._before = self._booked()
         lines = [
@@ -30,7 +33,7 @@ class Batch:
                 "custom_id": name,
                 "method": "POST",
                 "url": CHAT,
-                "body": service.body(prompt, tokens),
+                "body": service.body(prompt, tokens, **({"n": 0} if name in bad else {})),
             }
             for name, prompt in prompts.items()
         ]
@@ -69,20 +72,30 @@ class Batch:
                 (b for b in [self.sdk.batches.retrieve(self.id)] if b.status in OVER), None
             ),
         )
-        assert (ended.status, ended.error_file_id) == ("completed", None)
-        assert ended.output_file_id is not None
-        lines = self.sdk.files.content(ended.output_file_id).text.splitlines()
-        answers = {one["custom_id"]: one["response"] for one in map(json.loads, lines)}
-        assert len(lines) == len(answers) == len(self.prompts)
+        assert ended.status == "completed"
+        answers = self._lines(ended.output_file_id)
+        refused = self._lines(ended.error_file_id) if self.bad else {}
+        assert answers.keys() | refused.keys() == self.prompts.keys()
+        assert refused.keys() == set(self.bad)
+        assert {one["status_code"] for one in refused.values()} <= {400}
         counts = ended.request_counts
         assert counts is not None
-        assert (counts.completed, counts.failed, counts.total) == (len(lines), 0, len(lines))
-        for name, prompt in self.prompts.items():
-            said = answers[name]["body"]["choices"][0]["message"]["content"]
-            assert (name, said) == (name, text(prompt))
+        assert counts.completed == len(answers)
+        assert (counts.failed, counts.total) == (len(self.bad), len(self.prompts))
+        for name, answer in answers.items():
+            said = answer["body"]["choices"][0]["message"]["content"]
+            assert (name, said) == (name, text(self.prompts[name]))
         new = {name: now - self._before[name] for name, now in self._booked().items()}
-        assert new["num_model_requests"] == len(self.prompts)
-        assert new["output_tokens"] == len(self.prompts) * self.tokens
+        assert new["num_model_requests"] == len(answers)
+        assert new["output_tokens"] == len(answers) * self.tokens
+
+    def _lines(self, file_id: str | None) -> dict[str, dict[str, Any]]:
+        """The responses in a file by the ids of their lines, each of which is there once."""
+        assert file_id is not None
+        lines = self.sdk.files.content(file_id).text.splitlines()
+        found = {one["custom_id"]: one["response"] for one in map(json.loads, lines)}
+        assert len(found) == len(lines)
+        return found
 
 
 def holders(batch: Batch) -> list[int] | None:
@@ -127,3 +140,23 @@ def test_lines_on_the_real_engine_are_answered_as_without_kills(service: Running
             parts.kill(parts.pids(kind)[-1])
     batch.check(unbroken.__getitem__)
     whole_again(service, 2)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_ten_thousand_lines_outlive_fifty_kills(simulated: Running) -> None:
+    """Ingresses, workers and Redis die in turn; one line of a hundred is refused."""
+    whole_again(simulated, 3)
+    prompts = {f"line-{number}": f"Tell me of the sea, {number}." for number in range(10_000)}
+    batch, parts = Batch(simulated, prompts, 8, [*prompts][::100]), Parts(simulated.service)
+    for number in range(1, 51):
+        until(f"{number}", lambda least=190 * number: batch.done() >= least)  # type: ignore[misc]
+        kind = ("ingress", "worker", "redis")[number % 3]
+        if kind == "redis":
+            on_disk(simulated)
+            parts.kill(*parts.pids("redis"))
+            simulated.service.restart_redis()
+        elif alive := parts.pids(kind):
+            parts.kill(alive[-1])
+    batch.check(lambda prompt: simulated_text(prompt, 8))
+    whole_again(simulated, 3)
