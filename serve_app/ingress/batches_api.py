@@ -118,8 +118,8 @@ class BatchCreation:
 
         Raises:
             RequestRefused: `malformed_json`, `invalid_request`, `key_not_permitted`, `not_found`,
-                `idempotency_conflict`; `tenant_limit` as `Batches.create`, and for the bytes of
-                inline requests as `Files.add`.
+                `idempotency_conflict`; `tenant_limit` as `Batches.create`, and as `Files.add` for
+                inline requests, or if the tenant's files have no room for outputs.
         """
         if BATCH not in caller.classes:
             message = f"Requests of the class '{BATCH}' are not permitted to this API key."
@@ -136,6 +136,7 @@ class BatchCreation:
         now_ms = self.clock.now_ms()
         expires_ms = now_ms + duration_s(asked["completion_window"]) * 1000
         window = _checked_window(asked.get("window") or "", now_ms, expires_ms)
+        await self.files.check_room(caller.id, 0)  # outputs are never refused, so no more begin
         source = await self._source(caller.id, asked, inline, now_ms)
         facts = BatchFacts(
             id=batch_id,

@@ -12,7 +12,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from serve_app.redis.keyspace import batch_key, batch_leader_key
+from serve_app.redis.keyspace import batch_key, batch_leader_key, file_bytes_key
 from tests.journal.in_process import Door, door, in_process, keys_of, settings_of
 from tests.journal.journal_helpers import World
 from tests.tables import Failures
@@ -253,6 +253,20 @@ async def test_a_tenant_has_only_so_many_batches_that_are_not_over(d: Door) -> N
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "tenant_limit")
     assert "5 batches" in refused.json()["error"]["message"]
     assert len((await d.http.get("/v1/files")).json()["data"]) == 5
+
+
+async def test_whose_files_take_too_much_gets_no_more_outputs(
+    d: Door, redis_url: str, namespace: str
+) -> None:
+    """The outputs of batches are counted and never refused: the next batch is."""
+    file_id = await uploaded(d)
+    made = (await posted(d, "k", input_file_id=file_id)).json()
+    w = World(redis_url, namespace)
+    await w.redis.hincrby(file_bytes_key(namespace), "alice", 11 << 30)
+    await w.stop()
+    refused = await posted(d, input_file_id=file_id)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "tenant_limit")
+    assert (await posted(d, "k", input_file_id=file_id)).json() == made
 
 
 async def test_a_batch_goes_on_with_the_lines_that_have_failed(
