@@ -50,6 +50,7 @@ answer was lost may be repeated.
 Source: https://redis.io/docs/latest/develop/programmability/eval-intro
 ]]
 local USAGE = {'prompt', 'cached', 'output', 'reasoning', 'recomputed'}
+local LONGEST = 7 * 24 * 3600 * 1000 -- a `completion_window`, in ms
 local OPEN = {validating = true, in_progress = true, finalizing = true, cancelling = true}
 
 local function run(at)
@@ -83,11 +84,13 @@ function steps.create()
     if most > 0 and sum + tokens > most then return {'tokens', sum} end
     redis.call('HSET', KEYS[1], 'facts', ARGV[3], 'state', 'validating')
     redis.call('ZADD', KEYS[2], ARGV[4], ARGV[2])
-    redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', ARGV[4] - ARGV[6])
+    redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', ARGV[4] - ARGV[6] - LONGEST)
     redis.call('HSET', KEYS[3], ARGV[2], ARGV[7])
     redis.call('ZADD', KEYS[4], ARGV[5], ARGV[2])
     redis.call('ZADD', KEYS[5], ARGV[4], ARGV[2])
-    for _, key in ipairs({KEYS[1], KEYS[2], KEYS[3]}) do redis.call('PEXPIRE', key, ARGV[6]) end
+    for _, key in ipairs({KEYS[1], KEYS[2], KEYS[3]}) do -- an older batch may need more
+      if redis.call('PTTL', key) < tonumber(ARGV[6]) then redis.call('PEXPIRE', key, ARGV[6]) end
+    end
     found = 'created'
   end
   return {found, number, redis.call('HGETALL', KEYS[1])}

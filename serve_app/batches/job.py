@@ -49,6 +49,8 @@ _A_TAKE, _FEW = 64, 16
 _A_LOOK = 250
 """Requests that are looked up at a time."""
 _CHECKS_AT_ONCE = 4
+_LARGE_AT_ONCE = 4
+"""Lines above `timings.LARGE_BYTES` whose bodies are in memory, until Redis has them."""
 _MOST_FAILURES = 3
 """A line is given up after this many requests, or defects of ours."""
 
@@ -58,9 +60,12 @@ _LOST = (LineError("results_lost", "The storage has lost results of the batch.")
 
 
 class Turns:
-    """Who checks a file: a few at a time, of each tenant one."""
+    """Who checks a file: a few at a time, of each tenant one. `large`: whose large line is in
+    memory.
+    """
 
     def __init__(self) -> None:
+        self.large = asyncio.Semaphore(_LARGE_AT_ONCE)
         self._all = asyncio.Semaphore(_CHECKS_AT_ONCE)
         self._own: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -428,15 +433,15 @@ class Job:
         try:
             asked = await self._insist("read a line", lambda: self._load(line))
         except FileNotFoundError:
-            self._without_input = True
-            self.ready.appendleft(line)
-            return
+            return self._lacks_input(line)
         while True:
             try:
                 result = await self._insist("answer a line", lambda: self._answered(line, asked))
                 break
             except Deposed:
                 raise
+            except FileNotFoundError:
+                return self._lacks_input(line)
             except Exception:
                 log.exception("batch %s: line at %d fails", self.batch.facts.id, line.place)
                 line.failures += 1
@@ -450,13 +455,31 @@ class Job:
         else:
             self._collect(result)
 
+    def _lacks_input(self, line: Line) -> None:
+        self._without_input = True
+        self.ready.appendleft(line)
+
     async def _load(self, line: Line) -> Asked:
-        """What the file has in a line."""
+        """What the file has in a line; of a large one without its body."""
         if line.row is None:
             (line.row,) = await self.parts.checks.rows(self.batch, line.place, 1)
-        begin, end = line.row.offset, line.row.offset + line.row.length
+        if line.row.length <= timings.LARGE_BYTES:
+            return await self._read(line.row)
+        async with self.parts.turns.large:
+            return (await self._read(line.row))._replace(body=b"")
+
+    async def _read(self, row: Row) -> Asked:
         path = self.batch.facts.input_path
-        return asked_by(await self.parts.storage.read(path, begin, end))
+        return asked_by(await self.parts.storage.read(path, row.offset, row.offset + row.length))
+
+    async def _submitted(self, line: Line, body: bytes) -> Exchange:
+        """Submit the request of a line, whose body is read again if it is large."""
+        assert line.row is not None, "it was read"
+        its = self.batch, line.place, line.number
+        if body:
+            return await self.parts.requests.submit(*its, body)
+        async with self.parts.turns.large:
+            return await self.parts.requests.submit(*its, (await self._read(line.row)).body)
 
     async def _answered(self, line: Line, asked: Asked) -> Result | None:
         """The result of a line; None if it shall begin again later, or never."""
@@ -488,7 +511,7 @@ class Job:
             if not self._begins:
                 return None
             try:
-                found = await requests.submit(self.batch, line.place, line.number, body)
+                found = await self._submitted(line, body)
             except RequestRefused as refusal:
                 if refusal.reason not in BECAUSE_OF_LOAD:
                     raise

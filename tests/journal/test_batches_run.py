@@ -200,6 +200,30 @@ async def test_lines_begin_only_in_their_window(at: Bench, monkeypatch: pytest.M
         assert sorted(at.worker.prompts) == sorted(prompts)
 
 
+async def test_of_large_lines_only_what_is_submitted_is_in_memory(at: Bench) -> None:
+    """Else a leader could hold as many bodies as the engines run lines, times two."""
+    at.worker.held = {"p0": asyncio.Event()}
+    more = [{"role": "user", "content": text} for text in ("p0", "x" * timings.LARGE_BYTES)]
+    async with at.leader() as leader:
+        batch = await at.create(["p0"], body={"p0": {"messages": more}})
+        await eventually(lambda: at.worker.begun)
+        (task,) = leader.jobs[batch.facts.id].running.values()
+        kept = task.get_coro().cr_frame.f_locals["asked"]  # type: ignore[union-attr]
+        assert kept == ("p0", b"")
+        at.worker.held["p0"].set()
+        found = await at.over(batch)
+        assert told(await at.lines(found.output_file_id)) == {"p0": 200}
+
+
+async def test_a_short_batch_leaves_the_records_of_a_long_one(at: Bench) -> None:
+    at.slots = 0
+    await at.create(["p0"], window_s=7 * 86_400.0)
+    await at.create(["p1"], window_s=60.0)
+    namespace = at.w.settings.namespace
+    for name in ("batches:t", "batch_tokens:t"):
+        assert await at.w.operator.pttl(f"{namespace}:{name}") > (30 + 6) * 86_400_000
+
+
 async def test_a_batch_waits_for_its_hours(
     at: Bench, later: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
