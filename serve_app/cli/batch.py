@@ -85,7 +85,7 @@ def show_batch(batch_id: BatchId, url: Url = "", as_json: AsJson = False) -> Non
     """Show the state, counts, times and files of a batch."""
     with one_sentence("batch"), ServiceApi(url) as api:
         found = api.ask("GET", _path(batch_id))
-        print(json.dumps(found, indent=2) if as_json else described(found))
+        print(json.dumps(found, indent=2) if as_json else described(_shown(found)))
 
 
 @app.command("cancel")
@@ -179,7 +179,7 @@ class Progress:
         done = counts.get("completed", 0) + counts.get("failed", 0)
         tokens, now_s = (batch.get("usage") or {}).get("total_tokens", 0), self._now_s()
         began_s, done_then, tokens_then = self._began = self._began or (now_s, done, tokens)
-        words = [f"{batch['status']}: {_done(counts)}"]
+        words = [f"{batch['status']}: {_done(counts)}" if counts.get("total") else batch["status"]]
         if now_s > began_s and done > done_then:
             words.append(f"{(tokens - tokens_then) / (now_s - began_s):.0f} tokens/s")
             left_s = (counts.get("total", 0) - done) * (now_s - began_s) / (done - done_then)
@@ -201,6 +201,19 @@ def _followed(api: ServiceApi, batch: dict[str, Any], progress: Progress) -> dic
         threading.Event().wait(timings.PROGRESS_LOOK_S)
         batch = api.ask("GET", _path(batch["id"]))
     return batch
+
+
+def _shown(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """A batch with times as requests have them, and without what its tokens consist of."""
+    made = dict[str, Any]()
+    for name, value in batch.items():
+        if name.endswith("_at"):
+            made[f"{name}_ms"] = value and value * 1000
+        elif name == "usage":
+            made[name] = {kind: many for kind, many in value.items() if isinstance(many, int)}
+        else:
+            made[name] = value
+    return made
 
 
 def _path(batch_id: str) -> str:

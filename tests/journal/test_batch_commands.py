@@ -55,7 +55,11 @@ async def test_a_file_is_run_and_its_answers_are_fetched(
         (refused,) = (tmp_path / "answers.jsonl.errors").read_text().splitlines()
         assert json.loads(refused)["custom_id"] == "b"
         assert left(tmp_path) == ["answers.jsonl", "answers.jsonl.errors"]
-        assert "completed" in await printed(at, "batch", "show", batch_id)
+        shown = await printed(at, "batch", "show", batch_id)
+        rows = {row.split("  ")[0]: row for row in shown.splitlines()}
+        assert rows["status"].endswith("completed")
+        assert rows["created"].endswith(" UTC")
+        assert "details" not in rows["usage"]
         assert batch_id in await printed(at, "batch", "list")
 
 
