@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from serve_app.cli.console import (
     KEY_HELP,
-    CommandFailed,
     Url,
     columns,
     in_one_line,
@@ -21,13 +20,14 @@ from serve_app.cli.console import (
     one_sentence,
     printable,
 )
-from serve_app.cli.service_api import ServiceApi, path_of
+from serve_app.cli.service_api import ServiceApi, chosen, path_of
 
 PATH = "/v1/organization/dead_letters"
 _HEADINGS = ("when (UTC)", "request", "reason", "attempts", "class", "tenant", "bytes")
 _SHOWN = ("when", "id", "reason", "attempts", "request_class", "tenant", "bytes")
 RequestIds = Annotated[list[str] | None, typer.Argument(metavar="ID", help="ids of the requests")]
 All = Annotated[bool, typer.Option("--all", help="all of them")]
+_each = partial(chosen, "dead-letters", PATH, "dead letter", "requests")
 
 app = new_app(
     "Show the requests that were given up (dead letters), send them again, or delete them.\n\n"
@@ -87,20 +87,6 @@ def drop_letters(request_ids: RequestIds = None, every: All = False, url: Url = 
         for name in ids:
             api.ask("DELETE", path_of(name, PATH))
             print(f"{name} deleted", flush=True)
-
-
-@contextmanager
-def _each(
-    ids: Sequence[str] | None, every: bool, url: str
-) -> Iterator[tuple[ServiceApi, Sequence[str]]]:
-    """The service, and the letters that are meant: if one does not exist, nothing is done."""
-    if bool(ids) == every:
-        raise typer.BadParameter("name the requests by ID, or all of them with --all")
-    with one_sentence("dead-letters"), ServiceApi(url) as api:
-        known = [letter["id"] for letter in api.ask("GET", PATH)["data"]]
-        if unknown := [name for name in ids or () if name not in known]:
-            raise CommandFailed(f"no dead letter has the id {in_one_line(', '.join(unknown))}")
-        yield api, list(dict.fromkeys(ids or known))
 
 
 def _table(letters: Sequence[Mapping[str, Any]]) -> str:

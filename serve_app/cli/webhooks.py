@@ -5,28 +5,28 @@ service's HTTP API.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from serve_app.cli.console import (
     KEY_HELP,
-    CommandFailed,
     Url,
     columns,
     in_one_line,
     new_app,
     one_sentence,
 )
-from serve_app.cli.service_api import ServiceApi, path_of
+from serve_app.cli.service_api import ServiceApi, chosen, path_of
 
 PATH = "/v1/organization/webhooks/dead"
 _HEADINGS = ("when (UTC)", "id", "reason", "event", "of", "receiver", "tenant")
 _SHOWN = ("when", "id", "reason", "event", "subject", "receiver", "tenant")
 Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="ids of dead events")]
 All = Annotated[bool, typer.Option("--all", help="all of them")]
+_each = partial(chosen, "webhooks", PATH, "dead event", "events")
 
 app = new_app(
     "Show the events (webhooks) that no receiver took, send them again, or delete them.\n\n"
@@ -67,20 +67,6 @@ def drop_dead(ids: Ids = None, every: All = False, url: Url = "") -> None:
         for name in names:
             api.ask("DELETE", path_of(name, PATH))
             print(f"{name} deleted", flush=True)
-
-
-@contextmanager
-def _each(
-    ids: Sequence[str] | None, every: bool, url: str
-) -> Iterator[tuple[ServiceApi, Sequence[str]]]:
-    """The service, and the dead events that are meant: if one does not exist, nothing is done."""
-    if bool(ids) == every:
-        raise typer.BadParameter("name the events by ID, or all of them with --all")
-    with one_sentence("webhooks"), ServiceApi(url) as api:
-        known = [dead["id"] for dead in api.ask("GET", PATH)["data"]]
-        if unknown := [name for name in ids or () if name not in known]:
-            raise CommandFailed(f"no dead event has the id {in_one_line(', '.join(unknown))}")
-        yield api, list(dict.fromkeys(ids or known))
 
 
 def _table(found: Sequence[Mapping[str, Any]]) -> str:

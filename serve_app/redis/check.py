@@ -137,7 +137,6 @@ XACK {queue} g 0-1
 XDEL {queue} 0-1
 ZADD {set} 1 x
 ZADD {set} LT 1 x
-ZSCORE {set} x
 PEXPIRE {set} {ms}
 ZCARD {set}
 ZRANK {set} x
