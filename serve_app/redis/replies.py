@@ -95,11 +95,6 @@ def is_unknown_script(reply: Reply) -> bool:
     return _begins(reply, "NOSCRIPT ")
 
 
-def is_of_another_type(reply: Reply) -> bool:
-    """Whether the key has another type than the command expects, so that it is not one of ours."""
-    return _begins(reply, "WRONGTYPE")
-
-
 def is_id_taken(reply: Reply) -> bool:
     """Whether Redis rejected an `XADD` because its id is not above the last one in the stream."""
     said = str(reply) if isinstance(reply, Exception) else ""
