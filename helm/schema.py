@@ -412,10 +412,16 @@ def settings() -> Schema:
     keeps the service's default.
     """
     sys.path.insert(0, str(ROOT))
+    from scripts.pages import docstrings
     from serve_app.settings import Settings
+    from serve_app.settings.sections import Section
     from serve_app.settings.tree import RENAMED
 
     tree: Schema = _bare(Settings.model_json_schema())
+    sections = {**tree["$defs"], Settings.__name__: tree}
+    for one in Section.__subclasses__():
+        if one.__name__ in sections:  # engines have sections of their own
+            _explain(sections[one.__name__], docstrings(one))
     for section, keys in SET_BY_THE_CHART.items():
         properties = (tree["$defs"][section] if section else tree)["properties"]
         for key in keys:
@@ -427,6 +433,21 @@ def settings() -> Schema:
             for old, new in names.items()
         }
     return tree
+
+
+def _explain(section: Schema, texts: dict[str, str]) -> None:
+    """Add the docstrings of a section's settings, and the largest number that any of them takes."""
+    from serve_app.settings.sections import LARGEST
+
+    for name, setting in section["properties"].items():
+        if name in texts:
+            setting["description"] = texts[name]
+        if setting.get("additionalProperties") is True:
+            setting["additionalProperties"] = {"minimum": -LARGEST, "maximum": LARGEST}
+        for node in (setting, *setting.get("anyOf", ()), setting.get("additionalProperties")):
+            is_number = isinstance(node, dict) and node.get("type") in ("integer", "number")
+            if is_number and "exclusiveMaximum" not in node:
+                node.setdefault("maximum", LARGEST)
 
 
 def _bare(node: Any, of_names: bool = False) -> Any:

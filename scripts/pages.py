@@ -4,9 +4,12 @@ The text around them is the documents' own; a test compares both.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import re
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -14,7 +17,6 @@ from pydantic import BaseModel
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused, error_body
 from serve_app.settings import Settings
-from serve_app.settings.sections import docstrings
 from serve_app.settings.tree import PRESETS
 from serve_app.settings.vllm_names import VLLM
 
@@ -83,6 +85,18 @@ ADVICE: dict[Reason, str] = {
     Reason.INTERNAL: "The service failed on this request: report it to the operator.",
 }
 """What has happened and what the client should do, for docs/errors.md."""
+
+
+def docstrings(section: type[BaseModel]) -> dict[str, str]:
+    """What is written below each setting of a section."""
+    (found,) = ast.parse(inspect.getsource(section)).body
+    assert isinstance(found, ast.ClassDef)
+    return {
+        one.target.id: " ".join(str(below.value.value).split())
+        for one, below in pairwise(found.body)
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+    }
 
 
 def settings(section: type[BaseModel] = Settings, prefix: str = "") -> Iterator[str]:

@@ -1,13 +1,10 @@
-"""The sections of the settings tree. The docstring of a setting is its row in docs/settings.md, in
-the chart's schema and in this file.
+"""The sections of the settings tree. The docstring of a setting is also its row in docs/settings.md
+(`scripts/pages.py`) and its description in the chart's schema (`helm/schema.py`).
 """
 
 from __future__ import annotations
 
-import ast
 import importlib.util
-import inspect
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -53,34 +50,6 @@ FORMS = {
 """What each pattern of the tree means. The chart checks the same patterns, with Go's syntax."""
 
 
-def docstrings(section: type[BaseModel]) -> dict[str, str]:
-    """What is written below each setting of a section. Only documents and the chart need it."""
-    (found,) = ast.parse(inspect.getsource(section)).body
-    assert isinstance(found, ast.ClassDef)
-    return {
-        one.target.id: " ".join(str(below.value.value).split())
-        for one, below in pairwise(found.body)
-        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
-        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-    }
-
-
-def _described(schema: dict[str, Any], section: type[BaseModel]) -> None:
-    """Adds the docstrings and the largest number to a section's schema, for whoever checks only
-    that.
-    """
-    texts = docstrings(section)
-    for name, setting in schema.get("properties", {}).items():
-        if name in texts:
-            setting["description"] = texts[name]
-        if setting.get("additionalProperties") is True:
-            setting["additionalProperties"] = {"minimum": -LARGEST, "maximum": LARGEST}
-        for node in (setting, *setting.get("anyOf", ()), setting.get("additionalProperties")):
-            is_number = isinstance(node, dict) and node.get("type") in ("integer", "number")
-            if is_number and "exclusiveMaximum" not in node:
-                node.setdefault("maximum", LARGEST)
-
-
 class Section(BaseModel):
     """A section of the tree. It is immutable, and an unknown setting is an error. Infinity, which
     YAML writes `.inf`, is refused: such a weight would turn the counters of all tenants into NaN.
@@ -93,7 +62,6 @@ class Section(BaseModel):
         extra="forbid",
         allow_inf_nan=False,
         strict=True,
-        json_schema_extra=_described,
     )
 
     @model_validator(mode="before")

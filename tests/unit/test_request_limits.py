@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from scripts.pages import docstrings
 from serve_app.contract import ANTHROPIC, MESSAGE, Reason
 from serve_app.errors import RequestRefused
 from serve_app.ingress.validation.bodies import Validator, check_context, parse
@@ -16,7 +17,6 @@ from serve_app.ingress.validation.fields import INFERENCE_PATHS, TABLE
 from serve_app.ingress.validation.structure import read
 from serve_app.settings import Settings
 from serve_app.settings.limits import HARMFUL_FIELDS, RequestLimits
-from serve_app.settings.sections import docstrings
 from tests.tables import each
 
 MODEL = "hermes-tiny"
