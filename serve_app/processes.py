@@ -9,8 +9,7 @@ from typing import Any
 
 from serve_app import timings
 from serve_app.admission.admission import Admission
-from serve_app.admission.limits import AdmissionLimits
-from serve_app.admission.tenant_limits import TenantLimits
+from serve_app.admission.limits import AdmissionLimits, TenantLimits
 from serve_app.batches.check import Checks
 from serve_app.batches.job import Parts as BatchParts
 from serve_app.batches.job import Turns

@@ -16,8 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from serve_app import timings
-from serve_app.admission.limits import AdmissionLimits
-from serve_app.admission.tenant_limits import TenantLimits
+from serve_app.admission.limits import AdmissionLimits, TenantLimits
 from serve_app.contract import Reason
 from serve_app.errors import AnswerLost, RedisUnavailable, RequestRefused
 from serve_app.foundation import Foundation
@@ -169,8 +168,8 @@ class Admission:
         send: Callable[[Accepted], Awaitable[Answer]],
     ) -> Receipt:
         _, line, body, work, *_ = submission
-        limits, path = submission.limits, line.path
-        facts = self.of_tenants.reserve(submission.facts, work, limits, path)
+        limits, path, asked = submission.limits, line.path, _asked(submission)
+        facts = self.of_tenants.reserve(submission.facts, asked, limits, path)
         if self.of_tenants.asks_first(facts, limits, path):
             answer = await send(Accepted(request_id, line, body, facts, work, limits, asks=True))
             self._check(facts, answer, path)
@@ -179,10 +178,7 @@ class Admission:
         if facts.kept and not await self._may_keep(facts.tenant, submission.if_there_is_room):
             facts = msgspec.structs.replace(facts, retention_s=0.0, body_bytes=0)
         writes_bytes = output_bytes(work.kind, work.max_output_tokens, work.sequences)
-        size = len(body), writes_bytes, work.sequences
-        place = self.limits.enter(
-            facts.tenant, facts.request_class, *size, asked=_asked(submission)
-        )
+        place = self.limits.enter(asked, len(body), writes_bytes)
         begun = partial(self.limits.leave, place)
         try:
             answer = await send(Accepted(request_id, line, body, facts, work, limits))

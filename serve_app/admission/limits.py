@@ -1,6 +1,7 @@
-"""The limits on what one ingress admits: how many requests wait, how large they are, and how full
-Redis is. They cost no round trip: every ingress counts its own requests against its share of the
-limits, so the limits hold in total.
+"""The limits on what one ingress admits: how many requests wait, how large they are, how full Redis
+is, and what a tenant may take. They cost no round trip: every ingress counts its own requests
+against its share of the limits, so the limits hold in total. Those of a tenant are counted by the
+script that accepts (`TenantLimits`).
 
 A full Redis rejects every append, including those that would free memory, so requests are refused
 earlier: large ones at `redis.max_memory_share`, small ones halfway between that and the end. A
@@ -17,14 +18,26 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import msgspec
 
 from serve_app import timings
-from serve_app.contract import Reason
+from serve_app.contract import COUNTING, Reason
 from serve_app.errors import RedisUnavailable, RequestRefused
+from serve_app.journal.entries import RequestFacts
 from serve_app.journal.store import Kept
 from serve_app.loops import jittered
 from serve_app.policy.overload import Asked, Expected, Overload
+from serve_app.policy.standing import (
+    BY_THE_MINUTE,
+    Over,
+    Reserved,
+    Standing,
+    check_size,
+    month_of,
+)
+from serve_app.policy.tenants import NO_LIMITS, Limits
 from serve_app.redis.replies import Memory
 from serve_app.request_queue.queue import Depth, QueueDepths
 from serve_app.settings import Settings
@@ -209,31 +222,22 @@ class AdmissionLimits:
             retry_after_s=timings.FULL_STORAGE_RETRY_AFTER_S,
         )
 
-    def enter(
-        self,
-        tenant: str,
-        request_class: str,
-        body_bytes: int,
-        output_bytes: int = 0,
-        sequences: int = 1,
-        asked: Asked | None = None,
-    ) -> Place:
+    def enter(self, asked: Asked, body_bytes: int, output_bytes: int = 0) -> Place:
         """Count a request that is about to be written to Redis, and what its answer may take there,
-        until `answered` and `leave`. `asked`: as the order of work sees it; None if only its size
-        counts.
+        until `answered` and `leave`.
 
         Raises:
             RequestRefused: `queue_full`, `overloaded`, `tenant_limit`, `storage_full`.
         """
-        asked = asked or Asked(request_class, tenant)
-        expected, depth = self._expected(asked), self.depths.get(request_class)
+        name = asked.request_class
+        expected, depth = self._expected(asked), self.depths.get(name)
         if depth is not None:
             taken = depth.waiting + self._overload.coming(asked)
-            if taken >= self._queue.max_waiting(request_class):
-                what = f"{depth.waiting} requests of class '{request_class}' wait already"
+            if taken >= self._queue.max_waiting(name):
+                what = f"{depth.waiting} requests of class '{name}' wait already"
                 raise self._overload.refusal(Reason.QUEUE_FULL, what, asked, expected.cost)
         self._overload.check(asked, expected)
-        place = self.wait(tenant, request_class, body_bytes, sequences, asked, expected.cost)
+        place = self.wait(asked, body_bytes, expected.cost)
         place.output_bytes = self.memory.most_of_one(output_bytes)
         try:
             place.redis_bytes = self.memory.take(body_bytes, place.output_bytes)
@@ -243,45 +247,37 @@ class AdmissionLimits:
         self._overload.promises.kept(asked)
         return place
 
-    def wait(
-        self,
-        tenant: str,
-        request_class: str,
-        body_bytes: int,
-        sequences: int = 1,
-        asked: Asked | None = None,
-        cost: float = 0.0,
-    ) -> Place:
+    def wait(self, asked: Asked, body_bytes: int, cost: float = 0.0) -> Place:
         """Count a request among those that wait; of its sequences no more count than an engine runs
         at a time. No class may use more than half of Redis's capacity.
 
         Raises:
             RequestRefused: `queue_full`, or `tenant_limit` if other tenants may still submit.
         """
-        asked = asked or Asked(request_class, tenant)
+        name, tenant = asked.request_class, asked.tenant
         share = self._queue.max_tenant_share
-        most_bytes = min(self._queue.max_waiting_bytes(request_class), self.memory.room_bytes / 2)
+        most_bytes = min(self._queue.max_waiting_bytes(name), self.memory.room_bytes / 2)
         bound_bytes = most_bytes / self.ingresses
-        of_class = self._by_class[request_class]
-        of_tenant = self._by_tenant.get((request_class, tenant), _Sum())
-        sequences = min(sequences, self._most_at_once)
+        of_class = self._by_class[name]
+        of_tenant = self._by_tenant.get((name, tenant), _Sum())
+        sequences = min(asked.sequences, self._most_at_once)
         if self._tenants_differ and of_tenant.sequences:
-            most = share * self._queue.max_waiting(request_class) / self.ingresses
+            most = share * self._queue.max_waiting(name) / self.ingresses
             more_bytes = of_tenant.bytes + body_bytes
             if of_tenant.sequences + sequences > most or more_bytes > share * bound_bytes:
-                what = f"Your requests of class '{request_class}' that wait already ask for "
+                what = f"Your requests of class '{name}' that wait already ask for "
                 what += f"{of_tenant.sequences} answers or texts, with {of_tenant.bytes} bytes"
                 instead = "wait for some of them"
                 raise self._overload.refusal(
                     Reason.TENANT_LIMIT, what, asked, cost, instead=instead
                 )
         if of_class.sequences and of_class.bytes + body_bytes > bound_bytes:
-            held = f"{of_class.bytes} bytes of requests of class '{request_class}' wait already"
+            held = f"{of_class.bytes} bytes of requests of class '{name}' wait already"
             raise self._overload.refusal(Reason.QUEUE_FULL, held, asked, cost)
-        place = Place(request_class, tenant, body_bytes, sequences, cost=cost)
+        place = Place(name, tenant, body_bytes, sequences, cost=cost)
         self.waiting.add(place)
-        self._overload.enters(request_class, tenant, cost)
-        for one in (of_class, self._by_tenant[request_class, tenant]):
+        self._overload.enters(name, tenant, cost)
+        for one in (of_class, self._by_tenant[name, tenant]):
             one.sequences += sequences
             one.bytes += body_bytes
         return place
@@ -328,3 +324,66 @@ class AdmissionLimits:
             except RedisUnavailable as error:
                 log.debug("cannot read the queues' depths: %s", error)
             await asyncio.sleep(jittered(timings.DEPTHS_LOOK_S))
+
+
+@dataclass(eq=False)
+class TenantLimits:
+    """The limits of tenants, as one ingress knows them between two requests.
+
+    The script that accepts a request counts, and refuses (`requests/lifecycle.lua`). What it has
+    refused is kept away from Redis until the limit is reset: what has no place in this minute is
+    refused here, and for what another request's end may permit, Redis is asked without the body.
+
+    Args:
+        output_tokens: what each sequence of a request will probably write, no more than it may.
+    """
+
+    output_tokens: Callable[[Asked], float]
+    _refused: dict[str, tuple[int, Standing]] = field(default_factory=dict, init=False)
+    """The last refusals, by tenant, and when that limit is reset."""
+
+    def reserve(self, facts: RequestFacts, asked: Asked, limits: Limits, path: str) -> RequestFacts:
+        """The facts with what the request takes of its tenant's limits; what only counts tokens
+        takes none.
+
+        Raises:
+            RequestRefused: `rate_limit_exceeded` if it alone is too large.
+        """
+        if limits == NO_LIMITS:
+            return msgspec.structs.replace(facts, reserved=None)
+        written = int(asked.sequences * self.output_tokens(asked))
+        tokens = 0 if path in COUNTING else asked.prompt_tokens + written
+        month = month_of(facts.admitted_ms)
+        reserved = Reserved(tokens, tokens if facts.detached else 0, month)
+        check_size(limits, reserved)
+        return msgspec.structs.replace(facts, reserved=reserved)
+
+    def asks_first(self, facts: RequestFacts, limits: Limits, path: str) -> bool:
+        """Whether the script shall be asked before it gets the body.
+
+        Raises:
+            RequestRefused: no request is accepted now, and this one can join none.
+        """
+        until_ms, standing = self._refused.get(facts.tenant, (0, None))
+        if standing is None or facts.reserved is None or standing.limits != limits:
+            return False
+        if facts.admitted_ms >= until_ms:
+            del self._refused[facts.tenant]
+            return False
+        over = standing.refuses(facts.reserved)
+        if over in BY_THE_MINUTE and not facts.twins:  # within it nothing is given back
+            raise _refusal(standing._replace(over=over), facts, path)
+        return over is not Over.NONE
+
+    def check(self, facts: RequestFacts, standing: Standing | None, path: str) -> None:
+        """Remember and raise the script's refusal."""
+        if standing is None or standing.over is Over.NONE:
+            return
+        until_ms = standing.resets_ms(facts.admitted_ms, timings.RETRY_AFTER_S)
+        self._refused[facts.tenant] = until_ms, standing
+        raise _refusal(standing, facts, path)
+
+
+def _refusal(standing: Standing, facts: RequestFacts, path: str) -> RequestRefused:
+    assert facts.reserved is not None, "only who has limits is refused"
+    return standing.refusal(facts.reserved, path, facts.admitted_ms, timings.RETRY_AFTER_S)

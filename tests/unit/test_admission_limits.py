@@ -11,6 +11,7 @@ import pytest
 from serve_app.admission.limits import AdmissionLimits, MemoryLimit, Place
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
+from serve_app.policy.overload import Asked
 from serve_app.redis.replies import FIELDS, Memory, parse_info, warnings
 from serve_app.request_queue.queue import Depth
 from serve_app.settings import Settings
@@ -159,12 +160,16 @@ def room(required: bool = True, ingresses: int = 1, **queue: Any) -> AdmissionLi
     return found
 
 
+def of(tenant: str, sequences: int = 1) -> Asked:
+    return Asked("standard", tenant, sequences=sequences)
+
+
 def fill(
     found: AdmissionLimits, tenant: str, body_bytes: int, request_class: str = "standard"
 ) -> tuple[int, Reason]:
     """How many requests are admitted before one is refused, and the reason."""
     for number in range(10_000):
-        reason = refused(found.wait, tenant, request_class, body_bytes)
+        reason = refused(found.wait, Asked(request_class, tenant), body_bytes)
         if reason is not None:
             return number, reason
     raise AssertionError("there is no bound")
@@ -183,15 +188,15 @@ def test_a_tenant_has_its_share_of_the_bytes_that_may_wait_and_no_more(
 def test_a_tenants_share_of_the_line_is_in_sequences() -> None:
     """Of an embeddings request with 2,048 texts count as many as an engine runs at a time (128)."""
     found = room(max_waiting_standard=1_000, max_tenant_share=0.5)
-    assert refused(found.wait, "acme", "standard", 10, 2_048) is None
-    assert refused(found.wait, "acme", "standard", 10, 128) is None
-    place = found.wait("acme", "standard", 10, 240)
-    assert refused(found.wait, "acme", "standard", 10, 128) is Reason.TENANT_LIMIT
-    assert refused(found.wait, "umbrella", "standard", 10, 128) is None
+    assert refused(found.wait, of("acme", 2_048), 10) is None
+    assert refused(found.wait, of("acme", 128), 10) is None
+    place = found.wait(of("acme", 240), 10)
+    assert refused(found.wait, of("acme", 128), 10) is Reason.TENANT_LIMIT
+    assert refused(found.wait, of("umbrella", 128), 10) is None
     found.leave(place)
-    assert refused(found.wait, "acme", "standard", 10, 128) is None
-    assert refused(found.wait, "acme", "standard", 10, 117) is Reason.TENANT_LIMIT
-    assert refused(found.wait, "acme", "standard", 10, 116) is None
+    assert refused(found.wait, of("acme", 128), 10) is None
+    assert refused(found.wait, of("acme", 117), 10) is Reason.TENANT_LIMIT
+    assert refused(found.wait, of("acme", 116), 10) is None
 
 
 def test_without_api_keys_only_the_class_is_bounded() -> None:
@@ -201,7 +206,7 @@ def test_without_api_keys_only_the_class_is_bounded() -> None:
 
 def test_leaving_frees_capacity_only_once() -> None:
     found = room(required=False, max_waiting_bytes_standard=10 * MIB)
-    places: list[Place] = [found.wait("default", "standard", MIB) for _ in range(10)]
+    places: list[Place] = [found.wait(of("default"), MIB) for _ in range(10)]
     for _ in range(3):
         found.leave(places[0])
     assert fill(found, "default", MIB) == (1, Reason.QUEUE_FULL)
@@ -219,7 +224,7 @@ def test_no_class_takes_more_than_half_of_redis() -> None:
 
 def test_the_first_always_has_room() -> None:
     found = room(ingresses=8, max_waiting_bytes_standard=1, max_waiting_standard=1)
-    assert refused(found.wait, "acme", "standard", 16 * MIB) is None
+    assert refused(found.wait, of("acme"), 16 * MIB) is None
 
 
 class Lines:
@@ -243,8 +248,8 @@ async def test_a_line_takes_as_many_as_it_may_hold_and_no_more(
     with suppress(TimeoutError):
         async with asyncio.timeout(0):
             await limits.watch(lines, lambda: (1, 1))
-    assert refused(limits.enter, "acme", "batch", 10) is reason
-    assert refused(limits.enter, "acme", "realtime", 10) is None, (
+    assert refused(limits.enter, Asked("batch", "acme"), 10) is reason
+    assert refused(limits.enter, Asked("realtime", "acme"), 10) is None, (
         "another class has a line of its own"
     )
 
@@ -252,5 +257,5 @@ async def test_a_line_takes_as_many_as_it_may_hold_and_no_more(
 def test_what_is_refused_for_lack_of_storage_does_not_wait() -> None:
     limits = AdmissionLimits(Settings())
     limits.memory.told(Memory(790 * MIB, LIMIT, "noeviction"), 1)
-    assert refused(limits.enter, "acme", "batch", 16 * MIB) is Reason.STORAGE_FULL
+    assert refused(limits.enter, Asked("batch", "acme"), 16 * MIB) is Reason.STORAGE_FULL
     assert len(limits.waiting) == 0
