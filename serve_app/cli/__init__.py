@@ -1,3 +1,1 @@
-"""The command `hermes`, which the wheel and the images contain: deploy, api-key, check-redis,
-dead-letters, requests, usage.
-"""
+"""The command `hermes-serve`; `main.py` lists what it can do."""

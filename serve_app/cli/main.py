@@ -25,12 +25,14 @@ COMMANDS = {
     "batch": ("batch", "Run a file of requests as a batch; list, show or cancel batches."),
     "usage": ("usage", "Show what requests have used, by day or hour."),
     "deploy": ("deploy_code", "Deploy a Serve config file to a Ray cluster, with the code."),
-    "dead-letters": ("dead_letters", "Show the requests that were given up; send them again."),
-    "webhooks": ("webhooks", "Show the events that no receiver took; send them again."),
+    "dead-letters": ("dead:letters", "Show the requests that were given up; send them again."),
+    "webhooks": ("dead:events", "Show the events that no receiver took; send them again."),
     "api-key": ("api_keys", "Create, list and revoke API keys."),
     "check-redis": ("check_redis", "Wait until Redis can be used, or say why it cannot."),
 }
-"""The module of each command below `serve_app.cli`, and its line in the list of commands."""
+"""The module of each command below `serve_app.cli` (and the name of its `app`, if that is another),
+and its line in the list of commands.
+"""
 
 
 class _Lazy(TyperGroup):
@@ -39,9 +41,9 @@ class _Lazy(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         if name in COMMANDS:
-            command = typer.main.get_command(
-                import_module(f"serve_app.cli.{COMMANDS[name][0]}").app
-            )
+            module, _, its = COMMANDS[name][0].partition(":")
+            loaded = import_module(f"serve_app.cli.{module}")
+            command = typer.main.get_command(getattr(loaded, its or "app"))
         return name, command, rest
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -13,13 +13,7 @@ from urllib.parse import quote
 import httpx
 import typer
 
-from serve_app.cli.console import (
-    USUAL,
-    CommandFailed,
-    in_one_line,
-    one_sentence,
-    running_service,
-)
+from serve_app.cli.console import USUAL, CommandFailed, in_one_line, running_service
 from serve_app.cli.serve_api import host_of
 from serve_app.client import ReconnectingTransport
 from serve_app.client.transports import EventSplitter
@@ -127,28 +121,6 @@ class ServiceApi:
             )
         fix = f" Give an API key in {_KEYS[0]}." if status == 401 else ""
         raise CommandFailed(in_one_line(str(error.get("message"))) + fix)
-
-
-@contextmanager
-def chosen(
-    command: str,
-    path: str,
-    kind: str,
-    plural: str,
-    ids: Sequence[str] | None,
-    every: bool,
-    url: str,
-) -> Iterator[tuple[ServiceApi, Sequence[str]]]:
-    """The service, and the ids that are meant of those that it lists at `path`: if one does not
-    exist, nothing is done.
-    """
-    if bool(ids) == every:
-        raise typer.BadParameter(f"name the {plural} by ID, or all of them with --all")
-    with one_sentence(command), ServiceApi(url) as api:
-        known = [one["id"] for one in api.ask("GET", path)["data"]]
-        if unknown := [name for name in ids or () if name not in known]:
-            raise CommandFailed(f"no {kind} has the id {in_one_line(', '.join(unknown))}")
-        yield api, list(dict.fromkeys(ids or known))
 
 
 def _object(response: httpx.Response) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
 from serve_app import timings
-from serve_app.cli import dead_letters as command
+from serve_app.cli import dead
 from serve_app.clock import RedisClock
 from serve_app.contract import WorkerLease
 from serve_app.journal.entries import REQUEST_ID, Entry
@@ -77,7 +77,7 @@ async def test_unreadable_queue_entries_become_dead_letters_and_hide_no_others(
     assert good | {b"d": b"soon"} in [letter.fields for letter in kept]
     async with door(redis_url, namespace) as at:
         words = ["list", "--url", f"http://127.0.0.1:{at.port}"]
-        done = await asyncio.to_thread(CliRunner().invoke, command.app, words)  # has its own loop
+        done = await asyncio.to_thread(CliRunner().invoke, dead.letters, words)  # has its own loop
     assert done.exit_code == 0, done.stderr
     shown = done.stdout
     assert f"{len(MALFORMED)} that nobody could read:" in shown
