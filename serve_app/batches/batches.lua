@@ -19,7 +19,7 @@ resign  KEYS  1 leader
         ARGV  2 token: gives the lease up
 
 All others are steps of the leader. Who does not hold the lease (any more) gets nothing, and changes
-nothing: KEYS 1 leader, 2 batch; ARGV 2 token.
+nothing, as for a batch that is not there (any more): KEYS 1 leader, 2 batch; ARGV 2 token.
 
 checked KEYS  3 tokens of the tenant's batches
         ARGV  3 id, 4 lines, 5 tokens, 6 most tokens (0: any number), 7 now: its lines may be taken
@@ -196,6 +196,7 @@ end
 
 if leaders[ARGV[1]] then
   if redis.call('GET', KEYS[1]) ~= ARGV[2] then return nil end
+  if ARGV[1] ~= 'forget' and redis.call('EXISTS', KEYS[2]) == 0 then return nil end
   return leaders[ARGV[1]]()
 end
 return steps[ARGV[1]]()

@@ -227,7 +227,7 @@ class Leading:
         asked = ("EVAL", SCRIPT, 1 + len(keys), self._leader, *keys, step, self.token, *given)
         (reply,) = all_answered(await self._link.call([asked]))
         if reply is None:
-            raise Deposed("batches: another ingress leads")
+            raise Deposed("batches: another ingress leads, or a batch is gone")
         return reply
 
 

@@ -13,9 +13,11 @@ import pytest
 from msgspec.structs import replace
 
 from serve_app import timings
-from serve_app.batches.leading import Closed, Deposed
+from serve_app.batches.leading import Closed, Deposed, Marked
 from serve_app.batches.record import Batch, BatchState, new_batch_id
+from serve_app.journal.usage import Usage
 from serve_app.policy.tenants import NO_LIMITS
+from serve_app.redis.keyspace import batch_key
 from tests.journal.batching import STILL, Bench, Knife, bench
 from tests.journal.journal_helpers import World
 from tests.waiting import eventually
@@ -234,6 +236,31 @@ async def test_zombie_owner_burns_inference(at: Bench, monkeypatch: pytest.Monke
         await eventually(lambda: not former.jobs)
     async with at.leader():
         await whole(at, await at.over(batch))
+
+
+async def test_a_record_that_is_gone_does_not_come_back(at: Bench) -> None:
+    """It would have no facts, so nobody could ever read or end it."""
+    batch, leading = await at.create(PROMPTS), at.runner().parts.leading
+    assert await leading.lead()
+    await leading.checked(batch, len(PROMPTS), 1, 0)
+    await leading.take(batch, 2)
+    await at.w.operator.delete(batch_key(at.w.settings.namespace, batch.facts.id))
+    expired = Closed(BatchState.EXPIRED, "a", "b")
+    for step in (
+        leading.checked(batch, 1, 1, 0),
+        leading.take(batch, 1),
+        leading.turn(batch, 0, 1, 2),
+        leading.mark(batch, "one-4-4", Marked([0], 1, 0, Usage(), ())),
+        leading.close(batch, expired),
+        leading.over(batch, expired, 1),
+    ):
+        with pytest.raises(Deposed):
+            await step
+    assert await at.batches.cancel("t", batch.facts.id) is None
+    assert [page async for page in leading.open()] == [[]]
+    assert [page async for page in leading.open()] == []
+    assert await leading.read([batch.facts.id]) == []
+    await leading.stop()
 
 
 async def test_async_result_destruction(at: Bench) -> None:
