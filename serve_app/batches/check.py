@@ -25,7 +25,6 @@ from serve_app.policy.work import work_of
 _STEP_BYTES = 16 << 10
 """Of a file that are checked in one step, in about a millisecond."""
 _NEEDS_A_CLIENT = ("stream", "background")
-_GONE = LineError("input_file_not_found", "The input file was deleted before it was checked.")
 
 
 class Checked(NamedTuple):
@@ -57,14 +56,13 @@ class Checks:
         self._tenant = tenant
 
     async def check(self, batch: Batch) -> Checked:
-        """Check a batch, unless that was done before, by whatever ingress."""
+        """Check a batch, unless that was done before, by whatever ingress. Raises
+        `FileNotFoundError` if the storage lacks its file.
+        """
         path = _index_path(batch)
         with suppress(FileNotFoundError):
             return Checked(*lines.totals(await self._storage.read(path, *lines.header_span())))
-        try:
-            checker = await self._checked(batch.facts)
-        except FileNotFoundError:
-            return Checked(0, 0, (_GONE,))
+        checker = await self._checked(batch.facts)
         if checker.errors:
             return Checked(0, 0, checker.errors)
         index = await self._validator.apart(checker.index)

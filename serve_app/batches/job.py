@@ -15,6 +15,7 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import NamedTuple, TypeVar
 
@@ -55,7 +56,7 @@ _MOST_FAILURES = 3
 """A line is given up after this many requests, or defects of ours."""
 
 
-_GONE = (LineError("input_file_not_found", "The input file was deleted before the batch ended."),)
+_GONE = (LineError("input_file_not_found", "The input file is gone."),)
 _LOST = (LineError("results_lost", "The storage has lost results of the batch."),)
 
 
@@ -128,6 +129,7 @@ class Job:
     _oldest_s: float = 0.0
     """When the first of the results came, in monotonic seconds."""
     _refilling: asyncio.Task[None] | None = None
+    _writing: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
         self._window: DayWindow | None = None
@@ -173,10 +175,10 @@ class Job:
 
     @property
     def _outcome(self) -> BatchState:
-        if self._without_input:
-            return BatchState.FAILED
         if self._cancelled:
             return BatchState.CANCELLED
+        if self._without_input and not self._late:
+            return BatchState.FAILED
         unfinished = self.ready or self._next < self._total
         return BatchState.EXPIRED if unfinished else BatchState.COMPLETED
 
@@ -225,14 +227,19 @@ class Job:
             self.told(found[0])
             return
         self._next = places.stop
-        rows = await self._insist(
-            "read the index",
-            lambda: self.parts.checks.rows(self.batch, places.start, len(places)),
-        )
+        rows: Sequence[Row | None] = [None] * len(places)
+        with suppress(FileNotFoundError):  # then so will the lines be, each by itself
+            rows = await self._insist(
+                "read the index", lambda: self._rows(places.start, len(places))
+            )
         self.ready += [Line(place, row=row) for place, row in zip(places, rows, strict=True)]
 
     def _refilled(self, task: asyncio.Task[None]) -> None:
         self._refilling = None
+        self._over(task)
+
+    def _written(self, task: asyncio.Task[None]) -> None:
+        self._writing = None
         self._over(task)
 
     def _over(self, task: asyncio.Task[None]) -> None:
@@ -250,15 +257,15 @@ class Job:
             await self._whole()
         finally:
             self._working = False
-            tasks = [*self.running.values(), *([self._refilling] if self._refilling else [])]
-            await ended(tasks)
+            others = (self._refilling, self._writing)
+            await ended([*self.running.values(), *(task for task in others if task is not None)])
 
     async def _whole(self) -> None:
         batch, leading = self.batch, self.parts.leading
         if batch.facts.window:
             self._window = DayWindow.parse(batch.facts.window)
         if not (batch.state.over or batch.outcome or batch.in_progress_ms):
-            errors = () if self._cancelled else await self._insist("check", self._checked)
+            errors = await self._insist("check", self._checked)
             if errors or self._cancelled:
                 outcome = BatchState.FAILED if errors else BatchState.CANCELLED
                 closed = Closed(outcome, "", "")
@@ -275,9 +282,15 @@ class Job:
         await self._clean()
 
     async def _checked(self) -> Sequence[LineError]:
-        """Check its file. Returns what is wrong with it."""
+        """Check its file, unless it is cancelled. Returns what is wrong with it."""
         async with self.parts.turns.of(self.batch.facts.tenant):
-            checked = await self.parts.checks.check(self.batch)
+            if self._cancelled:
+                return ()
+            try:
+                check = partial(self.parts.checks.check, self.batch)
+                checked = await self._kept(check, self.batch.facts.retried_path)
+            except FileNotFoundError:
+                return _GONE
         if checked.errors:
             return checked.errors
         tenant = self.parts.requests.tenant(self.batch.facts.tenant)
@@ -320,14 +333,15 @@ class Job:
             self._woken.clear()
             if self._failed is not None:
                 raise self._failed
-            if self._segment_is_due:
-                await self._write_segment()
+            if self._segment_is_due and self._writing is None:
+                self._writing = asyncio.create_task(self._write_segment())
+                self._writing.add_done_callback(self._written)
             await self._stop_lines()
 
     @property
     def _done(self) -> bool:
         left = self.ready or self._next < self._total
-        busy = self.running or self._results or self._refilling
+        busy = self.running or self._results or self._refilling or self._writing
         return not busy and (self._stopping or not left)
 
     async def _stop_lines(self) -> None:
@@ -377,7 +391,8 @@ class Job:
         segments = await self.parts.leading.segments(self.batch)
         if closed.outcome is not BatchState.FAILED:
             with suppress(FileNotFoundError):
-                return await joining.join(self.parts, now, closed, segments, unfinished), ()
+                join = partial(joining.join, self.parts, now, closed, segments, unfinished)
+                return await self._kept(join), ()
         try:
             return await joining.join(self.parts, now, closed, segments, ()), _GONE
         except FileNotFoundError:
@@ -462,15 +477,35 @@ class Job:
     async def _load(self, line: Line) -> Asked:
         """What the file has in a line; of a large one without its body."""
         if line.row is None:
-            (line.row,) = await self.parts.checks.rows(self.batch, line.place, 1)
+            (line.row,) = await self._rows(line.place, 1)
         if line.row.length <= timings.LARGE_BYTES:
             return await self._read(line.row)
         async with self.parts.turns.large:
             return (await self._read(line.row))._replace(body=b"")
 
     async def _read(self, row: Row) -> Asked:
-        path = self.batch.facts.input_path
-        return asked_by(await self.parts.storage.read(path, row.offset, row.offset + row.length))
+        path, end = self.batch.facts.input_path, row.offset + row.length
+        read = partial(self.parts.storage.read, path, row.offset, end)
+        return asked_by(await self._kept(read))
+
+    async def _rows(self, first: int, many: int) -> Sequence[Row]:
+        return await self._kept(partial(self.parts.checks.rows, self.batch, first, many))
+
+    async def _kept(self, read: Callable[[], Awaitable[T]], also: str = "") -> T:
+        """Read what the storage has unless the input file, or the one at `also`, was deleted. Until
+        the deadline what is not there may come back, as with a volume.
+
+        Raises:
+            FileNotFoundError: it is gone for good.
+        """
+        try:
+            return await read()
+        except FileNotFoundError:
+            whose, files = self.batch.facts.tenant, self.parts.files
+            paths = self.batch.facts.input_path, also or self.batch.facts.input_path
+            if self._late or not all([await files.knows(whose, path) for path in paths]):
+                raise
+        raise StorageUnavailable("it lacks a file that nobody has deleted")
 
     async def _submitted(self, line: Line, body: bytes) -> Exchange:
         """Submit the request of a line, whose body is read again if it is large."""

@@ -134,6 +134,10 @@ class Files:
             return None
         return found
 
+    async def knows(self, tenant: str, path: str) -> bool:
+        """Whether a tenant has a file at this place in the storage: it was not deleted."""
+        return await self.get(tenant, path.rpartition("/")[2]) is not None
+
     async def listed(
         self,
         tenant: str,

@@ -36,7 +36,7 @@ from serve_app.contract import (
     WorkerLost,
 )
 from serve_app.errors import Fenced, RedisUnavailable
-from serve_app.files.files import Files
+from serve_app.files.files import File, Files
 from serve_app.files.storage import Storage
 from serve_app.journal.entries import Head, RequestFacts, Summary, decode_facts
 from serve_app.journal.usage import Usage
@@ -232,10 +232,12 @@ class Bench:
         key: str = "",
         tokens: int = 0,
         body: Mapping[str, dict[str, Any]] = MappingProxyType({}),
+        recorded: bool = False,
         **facts: Any,
     ) -> Batch:
         """A batch with a line for each prompt, which is its `custom_id`, too. `body`: more fields
-        of some prompts' requests.
+        of some prompts' requests. `recorded`: Redis knows its file, which is not so of one that
+        was deleted.
         """
         lines = [
             {
@@ -255,6 +257,11 @@ class Bench:
         (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
         (self.folder / path).write_bytes(text)
         now_ms = self.ingress.base.clock.now_ms()
+        if recorded:
+            file = File(
+                path.rpartition("/")[2], tenant, len(text), now_ms // 1000, "", "batch", path
+            )
+            await self.files.add(file)
         made = BatchFacts(
             new_batch_id(tenant, key),
             tenant,

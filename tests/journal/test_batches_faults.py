@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from serve_app import timings
 from serve_app.batches.leading import Closed, Deposed, Marked
 from serve_app.batches.record import Batch, BatchState, new_batch_id
+from serve_app.files.storage import StorageUnavailable
 from serve_app.journal.usage import Usage
 from serve_app.policy.tenants import NO_LIMITS
 from serve_app.redis.keyspace import batch_key
@@ -236,6 +237,84 @@ async def test_zombie_owner_burns_inference(at: Bench, monkeypatch: pytest.Monke
         await eventually(lambda: not former.jobs)
     async with at.leader():
         await whole(at, await at.over(batch))
+
+
+async def test_a_cancel_stops_lines_though_the_storage_cannot_be_written(
+    at: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timings, "BATCH_RETRY_S", (0.01,))
+    monkeypatch.setattr(timings, "BATCH_SEGMENT_S", 0.0)
+    at.worker.held = {prompt: asyncio.Event() for prompt in PROMPTS}
+    async with at.leader():
+        batch = await at.create(PROMPTS)
+        await eventually(lambda: sorted(at.worker.begun) == PROMPTS)
+        with monkeypatch.context() as broken:
+            failures = refusing(broken, at, "put")
+            at.worker.held["p0"].set()
+            await eventually(lambda: len(failures) > 1)
+            await at.batches.cancel("t", batch.facts.id)
+            await eventually(lambda: at.ingress.dispatcher.in_flight == 0)
+            assert at.worker.prompts == ["p0"]
+            assert await at.batch_is(batch, BatchState.CANCELLING)
+        found = await at.over(batch)
+        assert (found.state, found.completed, found.failed) == (BatchState.CANCELLED, 1, 4)
+
+
+async def test_a_cancel_ends_a_check_that_waits_for_the_storage(
+    at: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timings, "BATCH_RETRY_S", (0.01,))
+    failures = refusing(monkeypatch, at, "read")
+    async with at.leader():
+        batch = await at.create(PROMPTS)
+        await eventually(lambda: len(failures) > 1)
+        await at.batches.cancel("t", batch.facts.id)
+        assert (await at.over(batch)).state is BatchState.CANCELLED
+
+
+async def test_a_volume_that_is_not_there_is_no_deleted_file(
+    at: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis knows its file, so nobody has deleted it: the batch waits, also for its check."""
+    monkeypatch.setattr(timings, "BATCH_RETRY_S", (0.01,))
+    asked, knows = list[str](), at.files.knows
+
+    async def noted(tenant: str, path: str) -> bool:
+        asked.append(path)
+        return await knows(tenant, path)
+
+    at.files.knows = noted  # type: ignore[method-assign]
+    prompts, away = [f"p{n}" for n in range(40)], at.folder.with_name("away")
+    at.worker.held = {prompt: asyncio.Event() for prompt in prompts}
+    at.slots = 0
+    batch = await at.create(prompts, recorded=True)
+    async with at.leader():
+        at.folder.rename(away)
+        await eventually(lambda: len(asked) > 2)
+        assert await at.batch_is(batch, BatchState.VALIDATING)
+        away.rename(at.folder)
+        await eventually(lambda: len(at.worker.begun) == 8)
+        at.folder.rename(away)
+        asked.clear()
+        for held in at.worker.held.values():
+            held.set()
+        await eventually(lambda: len(asked) > 2)
+        assert await at.batch_is(batch, BatchState.IN_PROGRESS)
+        away.rename(at.folder)
+        found = await at.over(batch)
+        assert (found.state, found.completed) == (BatchState.COMPLETED, 40)
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, at: Bench, method: str) -> list[object]:
+    """The storage does not do this any more. Returns a list with an item for each try."""
+    tries = list[object]()
+
+    async def refused(path: str, *_: object) -> None:
+        tries.append(path)
+        raise StorageUnavailable("refused by the test")
+
+    monkeypatch.setattr(at.storage, method, refused)
+    return tries
 
 
 async def test_a_record_that_is_gone_does_not_come_back(at: Bench) -> None:

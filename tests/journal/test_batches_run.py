@@ -243,6 +243,17 @@ async def test_a_batch_waits_for_its_hours(
         assert (found.state, found.completed) == (BatchState.COMPLETED, len(PROMPTS))
 
 
+async def test_an_input_file_that_is_deleted_before_it_is_checked_fails_the_batch(
+    at: Bench,
+) -> None:
+    batch = await at.create(PROMPTS)
+    (at.folder / batch.facts.input_path).unlink()
+    async with at.leader():
+        found = await at.over(batch)
+    assert (found.state, found.total) == (BatchState.FAILED, 0)
+    assert [one.code for one in found.errors] == ["input_file_not_found"]
+
+
 async def test_an_input_file_that_is_deleted_ends_the_batch(at: Bench) -> None:
     at.worker.held = {"p0": asyncio.Event()}
     at.slots = 0

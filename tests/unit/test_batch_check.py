@@ -83,12 +83,6 @@ async def test_a_batch_that_fails_has_no_index(w: World) -> None:
         await w.checks.rows(batch_of(), 0, 1)
 
 
-async def test_a_batch_whose_file_is_gone_fails(w: World) -> None:
-    assert [one.code for one in (await w.checks.check(batch_of())).errors] == [
-        "input_file_not_found"
-    ]
-
-
 @each(
     "endpoint, fields, param",
     [
