@@ -12,7 +12,6 @@ from serve_app.admission.admission import Admission
 from serve_app.admission.limits import AdmissionLimits, TenantLimits
 from serve_app.batches.check import Checks
 from serve_app.batches.job import Parts as BatchParts
-from serve_app.batches.job import Turns
 from serve_app.batches.leading import Leading
 from serve_app.batches.line_requests import LineRequests
 from serve_app.batches.record import Batches
@@ -206,7 +205,7 @@ class IngressProcess:
         checks = Checks(storage, self._validator, settings.ingress.max_body_bytes, tenant)
         leading = Leading(base.link, RedisLink(settings.redis), settings, base.clock)
         shared = leading, storage, self.files, checks, requests, base.clock
-        parts = BatchParts(*shared, Turns(), BatchTelemetry(base.telemetry.registry))
+        parts = BatchParts(*shared, BatchTelemetry(base.telemetry.registry))
         return BatchRunner(
             parts, base.loops, self._answers, self._slots, settings.batches.max_in_flight
         )

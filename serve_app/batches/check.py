@@ -6,17 +6,19 @@ each is short, so that neither the event loop nor a large body waits long for th
 
 from __future__ import annotations
 
+import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
 from serve_app.batches import lines
-from serve_app.batches.joining import folder
 from serve_app.batches.lines import Check, Checker, LineError, Row
 from serve_app.batches.record import Batch, BatchFacts
+from serve_app.batches.segments import folder
 from serve_app.contract import OF_RESPONSES
 from serve_app.errors import invalid
-from serve_app.files.storage import Storage
+from serve_app.files.storage import Storage, each
 from serve_app.ingress.conversations import goes_on
 from serve_app.ingress.validation.bodies import Validator
 from serve_app.policy.tenants import Tenant
@@ -24,6 +26,7 @@ from serve_app.policy.work import work_of
 
 _STEP_BYTES = 16 << 10
 """Of a file that are checked in one step, in about a millisecond."""
+_CHECKS_AT_ONCE = 4
 _NEEDS_A_CLIENT = ("stream", "background")
 
 
@@ -54,6 +57,14 @@ class Checks:
         self._validator = validator
         self._most_bytes = most_bytes
         self._tenant = tenant
+        self._all = asyncio.Semaphore(_CHECKS_AT_ONCE)
+        self._own: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    @asynccontextmanager
+    async def turn(self, tenant: str) -> AsyncIterator[None]:
+        """Wait until a file may be checked: a few at a time, of each tenant one."""
+        async with self._own[tenant], self._all:
+            yield
 
     async def check(self, batch: Batch) -> Checked:
         """Check a batch, unless that was done before, by whatever ingress. Raises
@@ -66,7 +77,7 @@ class Checks:
         if checker.errors:
             return Checked(0, 0, checker.errors)
         index = await self._validator.apart(checker.index)
-        await self._storage.put(path, _each(index))
+        await self._storage.put(path, each(index))
         return Checked(checker.lines, checker.tokens)
 
     async def rows(self, batch: Batch, first: int, many: int) -> list[Row]:
@@ -120,8 +131,3 @@ class Checks:
 
 def _index_path(batch: Batch) -> str:
     return folder(batch) + "index"
-
-
-async def _each(*pieces: bytes) -> AsyncIterator[bytes]:
-    for piece in pieces:
-        yield piece

@@ -10,27 +10,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from serve_app import timings
 from serve_app.batches import joining
 from serve_app.batches.check import Checks
-from serve_app.batches.leading import FIRST_TRY, Closed, Deposed, Leading, Marked
+from serve_app.batches.leading import FIRST_TRY, Closed, Deposed, Leading, T, insist
 from serve_app.batches.line_requests import AGAIN, BECAUSE_OF_LOAD, Answer, LineRequests
 from serve_app.batches.lines import Asked, LineError, Row, answered_line, asked_by
 from serve_app.batches.progress import Pace, Progress
 from serve_app.batches.record import Batch, BatchState
+from serve_app.batches.segments import SEGMENT_BYTES, Result, Results, folder
 from serve_app.clock import RedisClock
 from serve_app.contract import Reason, State
 from serve_app.errors import RedisUnavailable, RequestRefused
-from serve_app.files.files import Files
+from serve_app.files.files import Files, new_file_id
 from serve_app.files.storage import Storage, StorageUnavailable
 from serve_app.ingress.exchange import Exchange
 from serve_app.loops import backoff, ended
@@ -39,41 +39,18 @@ from serve_app.policy.day_windows import DayWindow
 
 log = logging.getLogger("hermes.batches")
 
-T = TypeVar("T")
-
-SEGMENT_BYTES = 8 << 20
-_SEGMENT_LINES = 2_000
 _MOST_UNMARKED_BYTES = 4 * SEGMENT_BYTES
 """Of results that are not in a segment: no more lines begin."""
 _A_TAKE, _FEW = 64, 16
 """Lines that are taken at a time, and how few are left then."""
 _A_LOOK = 250
 """Requests that are looked up at a time."""
-_CHECKS_AT_ONCE = 4
-_LARGE_AT_ONCE = 4
-"""Lines above `timings.LARGE_BYTES` whose bodies are in memory, until Redis has them."""
 _MOST_FAILURES = 3
 """A line is given up after this many requests, or defects of ours."""
 
 
 _GONE = (LineError("input_file_not_found", "The input file is gone."),)
 _LOST = (LineError("results_lost", "The storage has lost results of the batch."),)
-
-
-class Turns:
-    """Who checks a file: a few at a time, of each tenant one. `large`: whose large line is in
-    memory.
-    """
-
-    def __init__(self) -> None:
-        self.large = asyncio.Semaphore(_LARGE_AT_ONCE)
-        self._all = asyncio.Semaphore(_CHECKS_AT_ONCE)
-        self._own: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-
-    @asynccontextmanager
-    async def of(self, tenant: str) -> AsyncIterator[None]:
-        async with self._own[tenant], self._all:
-            yield
 
 
 class Parts(NamedTuple):
@@ -85,7 +62,6 @@ class Parts(NamedTuple):
     checks: Checks
     requests: LineRequests
     clock: RedisClock
-    turns: Turns
     telemetry: BatchTelemetry
 
 
@@ -104,15 +80,6 @@ class Line:
     failures: int = 0
 
 
-class Result(NamedTuple):
-    place: int
-    request_id: str
-    """Empty if it never had one."""
-    good: bool
-    text: bytes
-    """As it is in the output or error file."""
-
-
 @dataclass(eq=False)
 class Job:
     """A batch that is worked on. `changed` is called when another line may begin."""
@@ -124,15 +91,12 @@ class Job:
     """Taken, and not submitted."""
     running: dict[Line, asyncio.Task[None]] = field(default_factory=dict)
     _working: bool = False
-    _results: list[Result] = field(default_factory=list)
-    _results_bytes: int = 0
-    _oldest_s: float = 0.0
-    """When the first of the results came, in monotonic seconds."""
     _refilling: asyncio.Task[None] | None = None
     _writing: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
         self._window: DayWindow | None = None
+        self._results = Results(self.parts, self.batch)
         self._next, self._total = self.batch.next, self.batch.total
         self._done_before = self.batch.completed + self.batch.failed
         self._state, self._pace = self.batch.state, Pace()
@@ -151,7 +115,7 @@ class Job:
     def wants(self) -> bool:
         """Whether a line could begin now."""
         left = self.ready or (self._next < self._total and not self._refilling)
-        return bool(left) and self._results_bytes < _MOST_UNMARKED_BYTES and self._begins
+        return bool(left) and self._results.bytes < _MOST_UNMARKED_BYTES and self._begins
 
     @property
     def refilling(self) -> bool:
@@ -215,12 +179,12 @@ class Job:
         return begins
 
     async def _refill(self) -> None:
-        places = await self._insist(
-            "take lines", lambda: self.parts.leading.take(self.batch, _A_TAKE)
+        places = await insist(
+            self.batch, "take lines", lambda: self.parts.leading.take(self.batch, _A_TAKE)
         )
         if not places:  # it was cancelled, or another one has taken them
-            found = await self._insist(
-                "read", lambda: self.parts.leading.read([self.batch.facts.id])
+            found = await insist(
+                self.batch, "read", lambda: self.parts.leading.read([self.batch.facts.id])
             )
             if not found or found[0].next != self._next:
                 raise Deposed("batches: Redis has other lines than were taken")
@@ -229,8 +193,8 @@ class Job:
         self._next = places.stop
         rows: Sequence[Row | None] = [None] * len(places)
         with suppress(FileNotFoundError):  # then so will the lines be, each by itself
-            rows = await self._insist(
-                "read the index", lambda: self._rows(places.start, len(places))
+            rows = await insist(
+                self.batch, "read the index", lambda: self._rows(places.start, len(places))
             )
         self.ready += [Line(place, row=row) for place, row in zip(places, rows, strict=True)]
 
@@ -265,25 +229,25 @@ class Job:
         if batch.facts.window:
             self._window = DayWindow.parse(batch.facts.window)
         if not (batch.state.over or batch.outcome or batch.in_progress_ms):
-            errors = await self._insist("check", self._checked)
+            errors = await insist(self.batch, "check", self._checked)
             if errors or self._cancelled:
                 outcome = BatchState.FAILED if errors else BatchState.CANCELLED
                 closed = Closed(outcome, "", "")
-                await self._insist("end", lambda: self._end(closed, 0, errors))
+                await insist(self.batch, "end", lambda: self._end(closed, 0, errors))
                 return await self._clean()
         if not (batch.state.over or batch.outcome):
             await self._recover()
             await self._work()
         if not batch.state.over:
             self._state = BatchState.FINALIZING
-            closed = Closed(self._outcome, *joining.new_file_ids())
-            closed = await self._insist("close", lambda: leading.close(batch, closed))
-            await self._insist("join", lambda: self._join(closed))
+            closed = Closed(self._outcome, new_file_id(), new_file_id())
+            closed = await insist(self.batch, "close", lambda: leading.close(batch, closed))
+            await insist(self.batch, "join", lambda: self._join(closed))
         await self._clean()
 
     async def _checked(self) -> Sequence[LineError]:
         """Check its file, unless it is cancelled. Returns what is wrong with it."""
-        async with self.parts.turns.of(self.batch.facts.tenant):
+        async with self.parts.checks.turn(self.batch.facts.tenant):
             if self._cancelled:
                 return ()
             try:
@@ -307,7 +271,7 @@ class Job:
 
     async def _recover(self) -> None:
         """Find the requests of the lines that are taken; the others wait to begin."""
-        taken = await self._insist("read", lambda: self.parts.leading.lines(self.batch))
+        taken = await insist(self.batch, "read", lambda: self.parts.leading.lines(self.batch))
         lines = [Line(place, number) for place, number in sorted(taken.items())]
         for at in range(0, len(lines), _A_LOOK):
             await self._find(lines[at : at + _A_LOOK])
@@ -315,7 +279,7 @@ class Job:
     async def _find(self, lines: Sequence[Line]) -> None:
         requests, batch = self.parts.requests, self.batch
         ids = [requests.request_id(batch, line.place, line.number) for line in lines]
-        records = await self._insist("find requests", lambda: requests.store.records(ids))
+        records = await insist(self.batch, "find requests", lambda: requests.store.records(ids))
         for line, request_id, record in zip(lines, ids, records, strict=True):
             if record is None:
                 self.ready.append(line)
@@ -333,7 +297,7 @@ class Job:
             self._woken.clear()
             if self._failed is not None:
                 raise self._failed
-            if self._segment_is_due and self._writing is None:
+            if self._writing is None and self._results.due(not self.running):
                 self._writing = asyncio.create_task(self._write_segment())
                 self._writing.add_done_callback(self._written)
             await self._stop_lines()
@@ -364,6 +328,9 @@ class Job:
                 log.debug("batch %s: cannot end its lines yet: %s", self.batch.facts.id, error)
         if waiting:  # until they have ended there is nothing new to end
             await asyncio.sleep(timings.BATCH_STOP_AGAIN_S)
+
+    async def _write_segment(self) -> None:
+        self._pace.done += await self._results.write()
 
     async def _join(self, closed: Closed) -> None:
         """Write the output files, and tell that it is over."""
@@ -409,24 +376,11 @@ class Job:
         """Delete what only this batch has needed."""
 
         async def clean() -> None:
-            folder = joining.folder(self.batch)
-            await self.parts.storage.delete(
-                [path async for path, _ in self.parts.storage.under(folder)]
-            )
+            its = self.parts.storage.under(folder(self.batch))
+            await self.parts.storage.delete([path async for path, _ in its])
             await self.parts.leading.forget(self.batch)
 
-        await self._insist("clean", clean)
-
-    async def _insist(self, what: str, step: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a step until storage and Redis let it pass."""
-        for failures in count(1):
-            try:
-                return await step()
-            except (RedisUnavailable, StorageUnavailable) as error:
-                level = logging.WARNING if failures == 3 else logging.DEBUG
-                log.log(level, "batch %s: cannot %s yet: %s", self.batch.facts.id, what, error)
-            await asyncio.sleep(backoff(timings.BATCH_RETRY_S, failures))
-        raise AssertionError("it counts without an end")
+        await insist(self.batch, "clean", clean)
 
     # -- lines ------------------------------------------------------------------------------------
 
@@ -446,12 +400,14 @@ class Job:
     async def _line(self, line: Line) -> None:
         """Answer a line. Without a result, it waits to begin again."""
         try:
-            asked = await self._insist("read a line", lambda: self._load(line))
+            asked = await insist(self.batch, "read a line", lambda: self._load(line))
         except FileNotFoundError:
             return self._lacks_input(line)
         while True:
             try:
-                result = await self._insist("answer a line", lambda: self._answered(line, asked))
+                result = await insist(
+                    self.batch, "answer a line", lambda: self._answered(line, asked)
+                )
                 break
             except Deposed:
                 raise
@@ -468,7 +424,7 @@ class Job:
         if result is None:
             self.ready.appendleft(line)
         else:
-            self._collect(result)
+            self._results.add(result)
 
     def _lacks_input(self, line: Line) -> None:
         self._without_input = True
@@ -480,7 +436,7 @@ class Job:
             (line.row,) = await self._rows(line.place, 1)
         if line.row.length <= timings.LARGE_BYTES:
             return await self._read(line.row)
-        async with self.parts.turns.large:
+        async with self.parts.requests.large:
             return (await self._read(line.row))._replace(body=b"")
 
     async def _read(self, row: Row) -> Asked:
@@ -513,7 +469,7 @@ class Job:
         its = self.batch, line.place, line.number
         if body:
             return await self.parts.requests.submit(*its, body)
-        async with self.parts.turns.large:
+        async with self.parts.requests.large:
             return await self.parts.requests.submit(*its, (await self._read(line.row)).body)
 
     async def _answered(self, line: Line, asked: Asked) -> Result | None:
@@ -580,51 +536,3 @@ class Job:
     def _result(self, line: Line, custom_id: str, status: int, body: bytes) -> Result:
         text = answered_line(line.request_id, custom_id, status, body)
         return Result(line.place, line.request_id, 200 <= status < 300, text)
-
-    # -- results ----------------------------------------------------------------------------------
-
-    def _collect(self, result: Result) -> None:
-        if not self._results:
-            self._oldest_s = self.parts.clock.local.monotonic_s()
-        self._results.append(result)
-        self._results_bytes += len(result.text)
-
-    @property
-    def _segment_is_due(self) -> bool:
-        if not self._results:
-            return False
-        waits_s = self.parts.clock.local.monotonic_s() - self._oldest_s
-        full = self._results_bytes >= SEGMENT_BYTES or len(self._results) >= _SEGMENT_LINES
-        return full or waits_s >= timings.BATCH_SEGMENT_S or not self.running
-
-    async def _write_segment(self) -> None:
-        """Write results into a segment, and mark their lines, whose requests are released."""
-        some, size = list[Result](), 0
-        for result in self._results[:_SEGMENT_LINES]:
-            if size and size + len(result.text) > SEGMENT_BYTES:
-                break
-            some.append(result)
-            size += len(result.text)
-        good = [one.text for one in some if one.good]
-        bad = [one.text for one in some if not one.good]
-        name = joining.segment_name(secrets.token_hex(8), sum(map(len, good)), size)
-        path, requests = joining.segment_path(self.batch, name), self.parts.requests
-        await self._insist(
-            "write a segment", lambda: self.parts.storage.put(path, _each([*good, *bad]))
-        )
-        ids = [one.request_id for one in some if one.request_id]
-        used, releasing = await self._insist("read usage", lambda: requests.releasing(ids))
-        marked = Marked([one.place for one in some], len(good), len(bad), used, releasing)
-        await self._insist("mark lines", lambda: self.parts.leading.mark(self.batch, name, marked))
-        self._pace.done += len(some)
-        for outcome, lines in (("completed", good), ("failed", bad)):
-            self.parts.telemetry.done(outcome, len(lines))
-        del self._results[: len(some)]
-        self._results_bytes -= size
-        self._oldest_s = self.parts.clock.local.monotonic_s()
-        self._woken.set()
-
-
-async def _each(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
-    for piece in pieces:
-        yield piece

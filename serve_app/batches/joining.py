@@ -1,8 +1,6 @@
 """Makes the output files of a batch from its segments, once, when no result is to come any more.
 
-A segment has the lines of the output file first and those of the error file behind them; its name
-says how many bytes each has. Lines without a result are told in the error file. Whoever repeats
-this writes the same files.
+Lines without a result are told in the error file. Whoever repeats this writes the same files.
 """
 
 from __future__ import annotations
@@ -13,35 +11,16 @@ from typing import TYPE_CHECKING
 from serve_app.batches.leading import Closed
 from serve_app.batches.lines import Row, asked_by, unanswered_line
 from serve_app.batches.record import Batch
-from serve_app.files.files import OUTPUT, File, new_file_id
+from serve_app.batches.segments import folder
+from serve_app.files.files import OUTPUT, File
 
 if TYPE_CHECKING:
     from serve_app.batches.job import Parts
 
-FOLDER = "segments/"
 _ROWS = 1_000
 """Lines that are looked up in the index at a time."""
 _SPAN_BYTES = 1 << 20
 """Of the input file that are read at a time, if several lines are in them."""
-
-
-def folder(batch: Batch) -> str:
-    """Where the storage has what belongs to a batch that is not over."""
-    return f"{FOLDER}{batch.facts.id}/"
-
-
-def segment_name(unique: str, good_bytes: int, all_bytes: int) -> str:
-    """The name of a new segment."""
-    return f"{unique}-{good_bytes}-{all_bytes}"
-
-
-def segment_path(batch: Batch, name: str) -> str:
-    return folder(batch) + name
-
-
-def new_file_ids() -> tuple[str, str]:
-    """Of the output file and of the error file."""
-    return new_file_id(), new_file_id()
 
 
 async def join(
@@ -53,7 +32,7 @@ async def join(
     sizes = [tuple(map(int, name.split("-")[1:])) for name in segments]
     good, bad = [], []
     for name, (good_bytes, all_bytes) in zip(segments, sizes, strict=True):
-        path = segment_path(batch, name)
+        path = folder(batch) + name
         good += [(path, 0, good_bytes)] if good_bytes else []
         bad += [(path, good_bytes, all_bytes)] if all_bytes > good_bytes else []
     output, errors = closed.output_file_id, closed.error_file_id

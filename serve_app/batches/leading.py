@@ -6,10 +6,12 @@ changes nothing any more, however late its commands come.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from itertools import count
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -17,8 +19,10 @@ from serve_app import timings
 from serve_app.batches.lines import LineError
 from serve_app.batches.record import SCRIPT, Batch, BatchState, batch_from_redis
 from serve_app.clock import RedisClock
-from serve_app.errors import HermesError, Unreadable
+from serve_app.errors import HermesError, RedisUnavailable, Unreadable
+from serve_app.files.storage import StorageUnavailable
 from serve_app.journal.usage import Usage
+from serve_app.loops import backoff
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import (
     batch_key,
@@ -36,6 +40,8 @@ from serve_app.webhooks.events import BATCH
 from serve_app.webhooks.outbox import telling
 
 log = logging.getLogger("hermes.batches")
+
+T = TypeVar("T")
 
 _A_LOOK = 100
 """Batches that one round trip reads."""
@@ -229,6 +235,18 @@ class Leading:
         if reply is None:
             raise Deposed("batches: another ingress leads, or a batch is gone")
         return reply
+
+
+async def insist(batch: Batch, what: str, step: Callable[[], Awaitable[T]]) -> T:
+    """Repeat a step until storage and Redis let it pass."""
+    for failures in count(1):
+        try:
+            return await step()
+        except (RedisUnavailable, StorageUnavailable) as error:
+            level = logging.WARNING if failures == 3 else logging.DEBUG
+            log.log(level, "batch %s: cannot %s yet: %s", batch.facts.id, what, error)
+        await asyncio.sleep(backoff(timings.BATCH_RETRY_S, failures))
+    raise AssertionError("it counts without an end")
 
 
 def _words(commands: Sequence[Command]) -> list[object]:

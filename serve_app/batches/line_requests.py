@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -35,6 +35,7 @@ from serve_app.requests.idempotency import first_id
 from serve_app.requests.lifecycle import retaining
 from serve_app.settings import Settings
 
+_LARGE_AT_ONCE = 4
 BECAUSE_OF_LOAD = frozenset(
     {
         Reason.QUEUE_FULL,
@@ -82,6 +83,8 @@ class LineRequests:
     link: RedisLink
     store: JournalStore
     tenant: Callable[[str], Tenant | None]
+    large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_LARGE_AT_ONCE))
+    """Held while a large body is in memory, until Redis has it."""
 
     def request_id(self, batch: Batch, place: int, number: int) -> str:
         """Of a try of a line."""

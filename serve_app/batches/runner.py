@@ -16,11 +16,11 @@ from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
 from serve_app import timings
-from serve_app.batches import joining
 from serve_app.batches.job import Job, Parts
 from serve_app.batches.leading import Deposed
 from serve_app.batches.progress import Progress, shown
 from serve_app.batches.record import Batch
+from serve_app.batches.segments import FOLDER
 from serve_app.errors import RedisUnavailable
 from serve_app.files.storage import StorageUnavailable
 from serve_app.loops import Loops, backoff, jittered
@@ -210,7 +210,7 @@ class BatchRunner:
 
     async def sweep(self) -> None:
         """Delete the segments of batches that are over. Others may be of another model."""
-        found = [path async for path, _ in self.parts.storage.under(joining.FOLDER)]
+        found = [path async for path, _ in self.parts.storage.under(FOLDER)]
         ids = {path.split("/")[1] for path in found}
         known = await self.parts.leading.not_over(sorted(ids))
         rubbish = [path for path in found if path.split("/")[1] not in known]

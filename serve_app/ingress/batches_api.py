@@ -7,7 +7,7 @@ Source: https://platform.openai.com/docs/api-reference/batch
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
@@ -20,6 +20,7 @@ from serve_app.clock import RedisClock
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused, invalid, invalid_value
 from serve_app.files.files import File, Files, new_file_id
+from serve_app.files.storage import each
 from serve_app.ingress.connection_limits import Uploads
 from serve_app.ingress.files_api import not_configured
 from serve_app.ingress.objects import listing, not_found
@@ -213,7 +214,7 @@ class BatchCreation:
         path = self.files.path(tenant, file_id)
         size = sum(map(len, inline))
         await self.files.check_room(tenant, size)
-        await self.files.storage.put(path, _each(inline))
+        await self.files.storage.put(path, each(*inline))
         file = File(file_id, tenant, size, now_s, "requests.jsonl", BATCH, path)
         try:
             return await self.files.add(file)
@@ -345,8 +346,3 @@ def _checked_window(text: str, now_ms: int, expires_ms: int) -> str:
     if text and DayWindow.parse(text).opens_ms(now_ms) >= expires_ms:
         raise invalid_value("window", "it opens only when the completion_window is over")
     return text
-
-
-async def _each(pieces: list[bytes]) -> AsyncIterator[bytes]:
-    for piece in pieces:
-        yield piece
