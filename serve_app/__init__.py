@@ -6,7 +6,7 @@ ingress/validation/           refuses what is invalid: structure.py (size and sh
 ingress/inference.py          decides class, session and deadline: a Submission
 admission/admission.py        checks the limits; writes journal, body and queue entry together, and
                               only then is the request accepted
-request_queue/queue.py        the queue of each class, as Redis Streams
+request_queue.py              the queue of each class, as Redis Streams; dead letters
 dispatch/dispatcher.py        claims while engines have capacity; policy/order.py: which is next
 dispatch/attempts.py          carries a request to its end: calls a worker until it has answered, is
                               lost or given up: what follows a lost attempt, when it is poison

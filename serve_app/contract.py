@@ -4,7 +4,7 @@ Pure.
 The words are stored and sent exactly as defined here, and different versions of the service work
 side by side during an upgrade. Therefore rename a word only where readers of both versions
 understand both (`Reason._missing_`), and let them tolerate words that they do not know.
-`journal/entries.py` defines the entries of journals and wake-ups, `request_queue/entry.py` a queue
+`journal/entries.py` defines the entries of journals and wake-ups, `request_queue.py` a queue
 entry.
 """
 

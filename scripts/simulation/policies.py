@@ -8,7 +8,7 @@ from typing import Any
 from serve_app.policy.classes import CLASSES
 from serve_app.policy.order import DEFAULT_RULES, Claim, Rules, Running, Scheduler
 from serve_app.policy.prediction import LengthModel, Prediction
-from serve_app.request_queue.entry import QueueEntry
+from serve_app.request_queue import QueueEntry
 
 from .work import Record
 

@@ -30,7 +30,7 @@ from serve_app.policy.classes import CLASSES, TenantRules, engine_priority
 from serve_app.policy.order import DEFAULT_RULES
 from serve_app.policy.overload import Asked, Overload
 from serve_app.policy.work import Work as AskedWork
-from serve_app.request_queue.entry import QueueEntry
+from serve_app.request_queue import QueueEntry
 from workers.replica import Window
 
 from . import virtual_time

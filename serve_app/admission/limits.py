@@ -39,7 +39,7 @@ from serve_app.policy.standing import (
 )
 from serve_app.policy.tenants import NO_LIMITS, Limits
 from serve_app.redis.replies import Memory
-from serve_app.request_queue.queue import Depth, QueueDepths
+from serve_app.request_queue import Depth, QueueDepths
 from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.ingress")

@@ -38,8 +38,7 @@ from serve_app.policy.order import (
 from serve_app.policy.overload import Asked, Expected, Load, Overload, Told
 from serve_app.policy.prediction import Claimed
 from serve_app.policy.work import output_bytes
-from serve_app.request_queue.entry import QueueEntry
-from serve_app.request_queue.queue import QueueDepths, RequestQueue
+from serve_app.request_queue import QueueDepths, QueueEntry, RequestQueue
 
 log = logging.getLogger("hermes.dispatcher")
 

@@ -22,8 +22,7 @@ from serve_app.policy.classes import CLASSES
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import models_key, queue_key
 from serve_app.redis.replies import all_answered
-from serve_app.request_queue.entry import decode_deadline, with_fields
-from serve_app.request_queue.queue import deletion, text
+from serve_app.request_queue import decode_deadline, deletion, text, with_fields
 from serve_app.requests.endings import Endings
 
 log = logging.getLogger("hermes.ingress")

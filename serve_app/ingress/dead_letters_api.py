@@ -20,7 +20,7 @@ from serve_app.ingress.objects_api import Readers
 from serve_app.journal.entries import RequestFacts
 from serve_app.policy.tenants import Tenant
 from serve_app.policy.work import work_of
-from serve_app.request_queue.dead_letters import DeadLetter, DeadLetters, Unreadable
+from serve_app.request_queue import DeadLetter, DeadLetters, UnreadableLetter
 
 log = logging.getLogger("hermes.ingress")
 
@@ -62,7 +62,7 @@ def routes(
             letters: dict[str, dict[str, Any]] = {}
             unreadable = []
             async for letter in dead.each():
-                if isinstance(letter, Unreadable):
+                if isinstance(letter, UnreadableLetter):
                     unreadable.append(_described_raw(letter))
                 else:  # of a request's letters the last one counts
                     letters.pop(letter.request_id, None)
@@ -116,7 +116,7 @@ def _described(letter: DeadLetter) -> dict[str, Any]:
     return {"id": request_id, "object": "dead_letter", **its, **kept}
 
 
-def _described_raw(letter: Unreadable) -> dict[str, Any]:
+def _described_raw(letter: UnreadableLetter) -> dict[str, Any]:
     fields = {
         name.decode(errors="replace"): value.decode(errors="replace")
         if len(value) <= _SHOWN_BYTES
@@ -133,7 +133,7 @@ def _body(letter: DeadLetter) -> Any:
         return letter.body.decode(errors="replace")
 
 
-def _when(letter: DeadLetter | Unreadable) -> str:
+def _when(letter: DeadLetter | UnreadableLetter) -> str:
     """When the request was given up, in UTC by Redis's clock."""
     unix_s = int(letter.entry_id.partition("-")[0]) / 1000
     return f"{datetime.datetime.fromtimestamp(unix_s, datetime.UTC):%Y-%m-%d %H:%M:%S}"

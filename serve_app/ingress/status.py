@@ -24,7 +24,7 @@ from serve_app.ingress.validation.bodies import check_model
 from serve_app.observability.metrics_pages import CONTENT_TYPE, merge_pages, queue_gauges
 from serve_app.policy.classes import CLASSES
 from serve_app.redis.check import RedisWatch
-from serve_app.request_queue.queue import QueueDepths
+from serve_app.request_queue import QueueDepths
 from serve_app.settings.sections import ModelSettings
 
 

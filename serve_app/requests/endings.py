@@ -21,8 +21,7 @@ from serve_app.journal.usage import Whose
 from serve_app.loops import Loops, repeat
 from serve_app.observability.logs import Outage, about
 from serve_app.observability.metrics import Telemetry
-from serve_app.request_queue.entry import QueueEntry
-from serve_app.request_queue.queue import QueueDepths
+from serve_app.request_queue import QueueDepths, QueueEntry
 from serve_app.requests.lifecycle import Ended, Record
 
 log = logging.getLogger("hermes.endings")

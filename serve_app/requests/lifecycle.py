@@ -56,7 +56,7 @@ from serve_app.redis.keyspace import (
 )
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import Reply, all_answered, answered
-from serve_app.request_queue.entry import encode_entry
+from serve_app.request_queue import encode_entry
 from serve_app.settings import Settings
 from serve_app.webhooks.events import event_of, subject_of
 from serve_app.webhooks.outbox import telling

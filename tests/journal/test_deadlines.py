@@ -15,7 +15,7 @@ import pytest
 from serve_app import timings
 from serve_app.clock import SYSTEM, Clock, RedisClock
 from serve_app.loops import Loops
-from serve_app.request_queue.queue import QueueDepths
+from serve_app.request_queue import QueueDepths
 from serve_app.requests.endings import Deadlines
 from tests.journal.in_process import Door, door
 from tests.journal.journal_helpers import PrivateRedis, World, world

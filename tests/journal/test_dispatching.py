@@ -18,7 +18,7 @@ from serve_app.errors import RedisUnavailable
 from serve_app.policy.work import Work
 from serve_app.processes import IngressProcess
 from serve_app.redis.keyspace import QUEUE_GROUP
-from serve_app.request_queue.entry import QueueEntry, encode_entry
+from serve_app.request_queue import QueueEntry, encode_entry
 from tests.journal.cable import UNANSWERED, UNSENT, Cable
 from tests.journal.ingresses import ended, serving
 from tests.journal.journal_helpers import OPENED, World, world

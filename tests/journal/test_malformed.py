@@ -20,9 +20,7 @@ from serve_app.loops import Loops
 from serve_app.observability.metrics import Telemetry
 from serve_app.observability.metrics_pages import Snapshots, merge_pages
 from serve_app.redis.keyspace import ingresses_key, metrics_key, workers_key
-from serve_app.request_queue.dead_letters import DeadLetters, Unreadable
-from serve_app.request_queue.entry import QueueEntry
-from serve_app.request_queue.queue import QueueDepths
+from serve_app.request_queue import DeadLetters, QueueDepths, QueueEntry, UnreadableLetter
 from serve_app.requests.endings import Deadlines
 from tests.journal.in_process import door
 from tests.journal.ingresses import REPLICA, ended, serving
@@ -58,8 +56,8 @@ async def test_unreadable_queue_entries_become_dead_letters_and_hide_no_others(
         await w.redis.xadd(stream, fields)
     await w.admit("req_1")
 
-    async def letters() -> list[Unreadable]:
-        return [one async for one in unread(w).each() if isinstance(one, Unreadable)]
+    async def letters() -> list[UnreadableLetter]:
+        return [one async for one in unread(w).each() if isinstance(one, UnreadableLetter)]
 
     async def all_kept() -> bool:
         return len(await letters()) >= len(MALFORMED)
@@ -95,7 +93,7 @@ async def test_a_request_with_an_unreadable_journal_ends_with_journal_lost(
     async with serving(w):
         await eventually(lambda: ended(w, "req_1"))
     assert await w.ending() == ("failed", "journal_lost")
-    assert [type(letter) async for letter in unread(w).each()] == [Unreadable]
+    assert [type(letter) async for letter in unread(w).each()] == [UnreadableLetter]
 
 
 @pytest.mark.parametrize("defect", [KeyError("ours"), ValueError("ours"), TypeError("ours")])

@@ -16,7 +16,7 @@ from serve_app.errors import RedisUnavailable
 from serve_app.journal.entries import REQUEST_ID
 from serve_app.policy.standing import MINUTE
 from serve_app.redis.keyspace import limits_key, running_key
-from serve_app.request_queue.entry import QueueEntry
+from serve_app.request_queue import QueueEntry
 from tests.journal.journal_helpers import World
 from tests.journal.limited import STILL, Clients, clients_of, without_reservation
 

@@ -30,8 +30,7 @@ from serve_app.policy.work import Work
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import engines_key, ingresses_key, workers_key
 from serve_app.redis.replies import Reply
-from serve_app.request_queue.entry import encode_entry
-from serve_app.request_queue.queue import QueueDepths, RequestQueue
+from serve_app.request_queue import QueueDepths, RequestQueue, encode_entry
 from tests.journal.journal_helpers import FACTS, HEAD, OPENED, World
 from tests.waiting import eventually
 

@@ -4,8 +4,8 @@ fewer: versions that work side by side are written by these lists.
 
 from __future__ import annotations
 
+import inspect
 import re
-from types import ModuleType
 from typing import Any
 
 from msgspec.structs import replace
@@ -15,8 +15,7 @@ from serve_app.journal import entries
 from serve_app.journal.entries import MAX_ID_PART, EntryId, RequestFacts
 from serve_app.journal.usage import Usage
 from serve_app.redis.keyspace import dead_letters_key
-from serve_app.request_queue import dead_letters, entry
-from serve_app.request_queue.dead_letters import DeadLetters
+from serve_app.request_queue import DeadLetters, QueueEntry
 from tests.journal.journal_helpers import FACTS, HEAD, OPENED, SUMMARY, World, event
 from tests.waiting import eventually
 
@@ -24,9 +23,10 @@ KINDS = ("0-1", "k-0", "k-i", "max-max")
 OUTPUT = [0, "1", [1], None, None, None]
 
 
-def documented(module: ModuleType) -> dict[str, str]:
-    """The fields in a module's docstring, and what is said of each."""
-    rows = re.findall(r"^    (\S)  (.*\n(?:     .*\n)*)", module.__doc__ or "", re.M)
+def documented(schema: object) -> dict[str, str]:
+    """The fields in the docstring of a module or class, and what is said of each."""
+    said = f"{inspect.getdoc(schema)}\n"
+    rows = re.findall(r"^    (\S)  (.*\n(?:     .*\n)*)", said, re.M)
     assert len(dict(rows)) == len(rows)
     return dict(rows)
 
@@ -97,7 +97,7 @@ async def test_the_fields_of_a_journal(w: World) -> None:
 async def test_the_fields_of_a_queue_entry(w: World) -> None:
     await accepted(w, "req_1", replace(FACTS, trace="00-1-1-01"))
     ((_, fields),) = await w.redis.xrange(w.stream(FACTS.request_class))
-    assert sorted(name.decode() for name in fields) == sorted(documented(entry))
+    assert sorted(name.decode() for name in fields) == sorted(documented(QueueEntry))
 
 
 async def test_the_fields_of_a_dead_letter(w: World) -> None:
@@ -109,4 +109,4 @@ async def test_the_fields_of_a_dead_letter(w: World) -> None:
     await letters.add_unreadable("a queue 1-1", {b"r": b"?", b"d": b"?"})
     found = await w.redis.xrange(dead_letters_key(w.settings.namespace))
     names = {name.decode()[0] for _, fields in found for name in fields}
-    assert sorted(names) == sorted(documented(dead_letters))
+    assert sorted(names) == sorted(documented(DeadLetters))

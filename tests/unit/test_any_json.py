@@ -16,7 +16,7 @@ from serve_app.ingress.inference import Submissions
 from serve_app.ingress.validation.bodies import check_context, parse
 from serve_app.ingress.validation.fields import INFERENCE_PATHS
 from serve_app.policy.tenants import Tenant
-from serve_app.request_queue.entry import encode_entry
+from serve_app.request_queue import encode_entry
 from serve_app.settings import Settings
 from tests.tables import Failures
 

@@ -29,7 +29,6 @@ PURE = (
     "serve_app.errors",
     "serve_app.redaction",
     "serve_app.contract",
-    "serve_app.request_queue.entry",
     "serve_app.cluster.replicas",
     "serve_app.cluster.members",
     "serve_app.batches.lines",
