@@ -206,7 +206,12 @@ class IngressProcess:
         shared = leading, storage, self.files, checks, requests, base.clock
         parts = BatchParts(*shared, BatchTelemetry(base.telemetry.registry))
         return BatchRunner(
-            parts, base.loops, self._answers, self._slots, settings.batches.max_in_flight
+            parts,
+            base.loops,
+            self._answers,
+            self._slots,
+            settings.batches.max_in_flight,
+            lambda: self.entrance.unserved,
         )
 
     def _answers(self) -> bool:

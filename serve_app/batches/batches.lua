@@ -41,7 +41,7 @@ over    KEYS  3 open lines, 4 segments, 5 tokens of the tenant's batches
         ARGV  3 id, 4 outcome, 5 output file, 6 error file (empty: there is none), 7 lines without a
               result, 8 errors, 9 now, 10 lifetime (ms); 11... commands that tell of it: it is over
         returns 1
-forget  KEYS  2 batches that are not over, instead
+forget  KEYS  2 batches that are not over, instead; 3 news
         ARGV  3 id: nothing is left to do for it
         returns 1
 
@@ -191,6 +191,7 @@ end
 
 function leaders.forget()
   redis.call('ZREM', KEYS[2], ARGV[3])
+  redis.call('ZREM', KEYS[3], ARGV[3])
   return 1
 end
 

@@ -517,7 +517,7 @@ class Job:
     async def _again(self, line: Line, answer: Answer) -> bool:
         """Whether a line needs another request; its next try is written down then."""
         state, reason = answer.ending.state, answer.ending.reason
-        withdrawn = reason is Reason.WITHDRAWN
+        withdrawn = reason in (Reason.WITHDRAWN, Reason.MODEL_NOT_FOUND)  # nobody served it then
         if state is State.COMPLETED or not (withdrawn or reason in AGAIN):
             return False
         line.failures += not withdrawn

@@ -1,5 +1,6 @@
 """The steps of the one ingress that works on a model's batches: each one round trip.
 
+Whoever leads for a model that is served also ends the batches of those that nobody serves any more.
 Its lease is a token in Redis. Every step compares it, so that an ingress that has lost its lease
 changes nothing any more, however late its commands come.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
@@ -83,22 +84,29 @@ class Leading:
         self._waiting = waiting
         self._settings = settings
         self._clock = clock
-        self._namespace, self._model = settings.namespace, settings.model.name
-        self._leader = batch_leader_key(self._namespace, self._model)
-        self._open = open_batches_key(self._namespace, self._model)
+        self._namespace, self.model = settings.namespace, settings.model.name
+        self._models: Sequence[str] = ()
+        """Those whose leases it has."""
         self.token = secrets.token_hex(16)
 
-    async def lead(self) -> bool:
-        """Take the lease, or renew it. Returns whether this ingress leads now."""
-        asked = ("EVAL", SCRIPT, 1, self._leader, "lead", self.token, timings.BATCH_LEASE_MS)
-        (leads,) = all_answered(await self._link.call([asked]))
-        return bool(leads)
+    async def lead(self, unserved: Iterable[str] = ()) -> bool:
+        """Take the lease of its model, or renew it, and those of models that nobody serves. Returns
+        whether this ingress leads for its model now.
+        """
+        models = list(dict.fromkeys([self.model, *unserved]))
+        leads = await self._each_lease(models, "lead", self.token, timings.BATCH_LEASE_MS)
+        self._models = [model for model, leading in zip(models, leads, strict=True) if leading]
+        return self.model in self._models
 
     async def resign(self) -> None:
-        """Give the lease up. The next one has another token."""
+        """Give the leases up. The next ones have another token."""
         token, self.token = self.token, secrets.token_hex(16)
-        asked = ("EVAL", SCRIPT, 1, self._leader, "resign", token)
-        all_answered(await self._link.call([asked]))
+        await self._each_lease(self._models, "resign", token)
+
+    async def _each_lease(self, models: Sequence[str], *step: object) -> Sequence[Any]:
+        keys = [batch_leader_key(self._namespace, model) for model in models]
+        asked = [("EVAL", SCRIPT, 1, key, *step) for key in keys]
+        return all_answered(await self._link.call(asked))
 
     async def stop(self) -> None:
         await self._waiting.close()
@@ -107,7 +115,7 @@ class Leading:
         """The ids of batches that were created or cancelled; waits for so long until there are
         some.
         """
-        key = batch_news_key(self._namespace, self._model)
+        key = batch_news_key(self._namespace, self.model)
         found = await self._waiting.wait(("BZPOPMIN", key, within_s))
         first = all_answered([found])[0]
         if not first:
@@ -116,16 +124,18 @@ class Leading:
         return [one.decode() for one in (first[1], *more[::2])]
 
     async def open(self) -> AsyncIterator[list[Batch]]:
-        """The batches that are not over, by their deadlines, in pages."""
-        (ids,) = all_answered(await self._link.call([("ZRANGE", self._open, 0, -1)]))
-        for at in range(0, len(ids), _A_LOOK):
-            some = [one.decode() for one in ids[at : at + _A_LOOK]]
-            found = await self.read(some)
-            gone = set(some) - {one.facts.id for one in found}
-            for batch_id in gone:
-                log.error("batch %s is gone or cannot be read", batch_id)
-                await self._step("forget", self._open, given=(batch_id,))
-            yield found
+        """The batches that are not over, of its model and of those that nobody serves, in pages."""
+        for model in self._models:
+            asked = ("ZRANGE", open_batches_key(self._namespace, model), 0, -1)
+            (ids,) = all_answered(await self._link.call([asked]))
+            for at in range(0, len(ids), _A_LOOK):
+                some = [one.decode() for one in ids[at : at + _A_LOOK]]
+                found = await self.read(some)
+                gone = set(some) - {one.facts.id for one in found}
+                for batch_id in gone:
+                    log.error("batch %s is gone or cannot be read", batch_id)
+                    await self._forget(model, batch_id)
+                yield found
 
     async def not_over(self, ids: Sequence[str]) -> set[str]:
         """Those of them that are not over, of whatever model."""
@@ -211,10 +221,16 @@ class Leading:
 
     async def forget(self, batch: Batch) -> None:
         """Nothing is left to do for it."""
-        await self._step("forget", self._open, given=(batch.facts.id,))
+        await self._forget(batch.facts.model, batch.facts.id)
+
+    async def _forget(self, model: str, batch_id: str) -> None:
+        makers = batch_leader_key, open_batches_key, batch_news_key
+        keys = [make(self._namespace, model) for make in makers]
+        await self._step("forget", *keys, given=(batch_id,))
 
     def _keys(self, batch: Batch, *more: str) -> tuple[str, ...]:
-        return (batch_key(self._namespace, batch.facts.id), *more)
+        leader = batch_leader_key(self._namespace, batch.facts.model)
+        return (leader, batch_key(self._namespace, batch.facts.id), *more)
 
     def _lines(self, batch: Batch) -> str:
         return batch_lines_key(self._namespace, batch.facts.id)
@@ -230,7 +246,7 @@ class Leading:
             raise Deposed(f"batches: Redis has other lines than were taken ({step})")
 
     async def _step(self, step: str, *keys: str, given: Sequence[Any]) -> Any:
-        asked = ("EVAL", SCRIPT, 1 + len(keys), self._leader, *keys, step, self.token, *given)
+        asked = ("EVAL", SCRIPT, len(keys), *keys, step, self.token, *given)
         (reply,) = all_answered(await self._link.call([asked]))
         if reply is None:
             raise Deposed("batches: another ingress leads, or a batch is gone")

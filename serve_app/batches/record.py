@@ -119,6 +119,11 @@ class Batch(msgspec.Struct, frozen=True):
     cancelling_ms: int = 0
     cancelled_ms: int = 0
 
+    def ends(self, now_ms: int) -> bool:
+        """Whether no line of it begins any more."""
+        ending = self.state.over or self.state is BatchState.CANCELLING or self.outcome
+        return bool(ending) or now_ms >= self.facts.expires_ms
+
 
 _NUMBERS = (
     *("total", "completed", "failed", "next"),

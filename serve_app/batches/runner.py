@@ -1,4 +1,5 @@
-"""Works on the batches of a model, in the one ingress that holds the lease for it.
+"""Works on the batches of a model, in the one ingress that holds the lease for it, and ends those
+of models that nobody serves any more: at their deadlines, or when they are cancelled.
 
 Lines of several batches share a bounded number of places in the queue. The tenant with the fewest
 lines there gets the next place; of its batches, the one whose deadline comes first.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -43,6 +44,7 @@ class BatchRunner:
     Args:
         may_lead: whether this ingress answers new requests.
         slots: how many sequences the engines may run now.
+        unserved: models that nobody serves.
     """
 
     parts: Parts
@@ -50,6 +52,7 @@ class BatchRunner:
     may_lead: Callable[[], bool]
     slots: Callable[[], int]
     most_in_flight: int
+    unserved: Callable[[], Iterable[str]] = tuple
     jobs: dict[str, Job] = field(default_factory=dict)
     """By the id of the batch."""
 
@@ -104,7 +107,7 @@ class BatchRunner:
         while True:
             await asyncio.sleep(timings.BATCH_RENEW_S)
             with suppress(RedisUnavailable):  # every step looks whether the lease lasts
-                if not self.may_lead() or not await self.parts.leading.lead():
+                if not self.may_lead() or not await self.parts.leading.lead(self.unserved()):
                     raise Deposed("batches: another ingress leads")
 
     # -- which batches there are ------------------------------------------------------------------
@@ -128,7 +131,10 @@ class BatchRunner:
                 await asyncio.sleep(backoff(timings.BATCH_RETRY_S, 1))
 
     def _know(self, tasks: asyncio.TaskGroup, batches: list[Batch]) -> None:
+        mine, now_ms = self.parts.leading.model, self.parts.clock.now_ms()
         for batch in batches:
+            if batch.facts.model != mine and not batch.ends(now_ms):
+                continue  # its model may be served again
             job = self.jobs.get(batch.facts.id)
             if job is not None:
                 job.told(batch)

@@ -38,7 +38,7 @@ nobody has served since then. Returns the name of the namespace's service; if th
 there, also since when its Ray cluster is, and those models.
 """
 
-_MODELS_AT_ONCE = 8
+_MODELS_AT_ONCE = 32
 
 
 class Entrance:

@@ -20,7 +20,7 @@ from serve_app.loops import repeat
 from serve_app.observability.logs import Outage
 from serve_app.policy.classes import CLASSES
 from serve_app.redis.connection import Command
-from serve_app.redis.keyspace import models_key, queue_key
+from serve_app.redis.keyspace import models_key, open_batches_key, queue_key
 from serve_app.redis.replies import all_answered
 from serve_app.request_queue import decode_deadline, deletion, text, with_fields
 from serve_app.requests.endings import Endings
@@ -50,7 +50,8 @@ class Unserved:
         self._base.loops.keep("unserved-models", sweeping)
 
     async def sweep(self) -> None:
-        """End a part of what waits for each such model, and forget the model once nothing does.
+        """End a part of what waits for each such model, and forget the model once nothing does and
+        its batches are over, which whoever leads for another model ends.
 
         Nothing is ended while it is not certain who lives.
         """
@@ -61,7 +62,8 @@ class Unserved:
             if any(one.model == model for one in members.ingresses):
                 continue
             parts = [await self._end_some(model, name, members.living) for name in CLASSES]
-            if not sum(parts):
+            asked = ("ZCARD", open_batches_key(self._namespace, model))
+            if not sum([*parts, *all_answered(await self._link.call([asked]))]):
                 await self._link.call([("ZREM", models_key(self._namespace), model)])
 
     async def _end_some(self, model: str, request_class: str, living: frozenset[str]) -> int:

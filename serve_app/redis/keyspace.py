@@ -67,7 +67,7 @@ service_key = _one("service")
 cluster_key = _each("cluster:<cluster>")
 """When a Ray cluster entered the namespace, in Unix milliseconds."""
 models_key = _one("models")
-"""The models whose requests may wait, by when an ingress served them last."""
+"""The models whose requests and batches may wait, by when an ingress served them last."""
 ingresses_key = _one("ingresses")
 """The living ingresses, by the end of their leases."""
 workers_key = _one("workers")

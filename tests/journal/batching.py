@@ -206,8 +206,14 @@ class Bench:
         telemetry = BatchTelemetry(CollectorRegistry())
         shared = leading, self.storage, self.files, checks, requests, base.clock
         parts = Parts(*shared, telemetry)
-        most = settings.batches.max_in_flight
-        return BatchRunner(parts, base.loops, lambda: True, lambda: self.slots, most)
+        return BatchRunner(
+            parts,
+            base.loops,
+            lambda: True,
+            lambda: self.slots,
+            settings.batches.max_in_flight,
+            lambda: ingress.entrance.unserved,
+        )
 
     @asynccontextmanager
     async def leader(self, knife: Knife | None = None) -> AsyncIterator[BatchRunner]:
@@ -302,7 +308,7 @@ class Bench:
             found = await self.now(batch)
             left = [one async for one in self.storage.under(f"segments/{batch.facts.id}/")]
             known = await self.w.redis.zscore(
-                f"{self.w.settings.namespace}:open_batches:{self.w.settings.model.name}",
+                f"{self.w.settings.namespace}:open_batches:{batch.facts.model}",
                 batch.facts.id,
             )
             return found if found.state.over and not left and known is None else None

@@ -5,7 +5,7 @@ harness, by its names.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from serve_app.journal.usage import Usage
 from serve_app.policy.tenants import NO_LIMITS
 from serve_app.redis.keyspace import batch_key
 from tests.journal.batching import STILL, Bench, Knife, bench
-from tests.journal.journal_helpers import World
+from tests.journal.journal_helpers import World, world
 from tests.waiting import eventually
 
 PROMPTS = [f"p{n}" for n in range(5)]
@@ -190,6 +190,43 @@ async def test_the_segments_of_another_model_are_no_rubbish(at: Bench) -> None:
     await at.storage.put(path, text())
     await at.runner().sweep()
     assert [one async for one in at.storage.under("segments/")] == [(path, 4)]
+
+
+@pytest.mark.parametrize("state", [BatchState.EXPIRED, BatchState.CANCELLED])
+async def test_a_batch_ends_though_nobody_serves_its_model_any_more(
+    at: Bench,
+    tmp_path: Path,
+    later: Callable[[float], None],
+    monkeypatch: pytest.MonkeyPatch,
+    state: BatchState,
+) -> None:
+    """Until then it waits for its model; an ingress of another one ends it."""
+    monkeypatch.setattr(timings, "MODEL_GONE_MS", 0)
+    monkeypatch.setattr(timings, "BATCH_LOOK_S", 0.01)
+    monkeypatch.setattr(timings, "BATCH_SEGMENT_S", 0.0)
+    its, of_former = at.w.settings, ("ingress-2", "worker-2")
+    async with (
+        world(its.redis.url, its.namespace, model={"name": "gone"}, **STILL) as gone,
+        bench(gone, tmp_path, 8, *of_former) as former,
+    ):
+        former.worker.held = {"p1": asyncio.Event()}
+        async with former.leader() as leader:
+            batch = await former.create(PROMPTS, window_s=600.0)
+            await eventually(lambda: leader.jobs and leader.jobs[batch.facts.id]._pace.done == 4)
+    async with at.leader() as leader:
+        await eventually(lambda: "gone" in leader.parts.leading._models)
+        assert await at.batch_is(batch, BatchState.IN_PROGRESS)
+        if state is BatchState.CANCELLED:
+            await at.batches.cancel("t", batch.facts.id)
+        else:
+            later(601.0)
+        found = await at.over(batch)
+        assert (found.state, found.completed, found.failed) == (state, 4, 1)
+        (line,) = await at.lines(found.error_file_id)
+        assert (line["custom_id"], line["error"]["code"]) == ("p1", f"batch_{state}")
+        assert at.accepted.total() == 0
+        assert await at.keys() == []
+        await eventually(lambda: "gone" not in at.ingress.entrance.unserved)
 
 
 async def test_finalization_strand(at: Bench) -> None:

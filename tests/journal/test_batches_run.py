@@ -17,7 +17,7 @@ from serve_app.batches.job import Job
 from serve_app.batches.lines import Row
 from serve_app.batches.record import BatchState
 from serve_app.clock import RedisClock
-from serve_app.contract import Reason
+from serve_app.contract import Reason, State
 from serve_app.errors import RequestRefused
 from serve_app.policy.tenants import Limits
 from tests.journal.batching import STILL, Bench, Knife, bench
@@ -96,6 +96,20 @@ async def test_a_line_whose_engine_has_failed_is_tried_again(at: Bench) -> None:
         assert (found.state, found.completed) == (BatchState.COMPLETED, 5)
         assert Counter(at.worker.begun)["p0"] == Counter(at.worker.begun)["p1"] == 2
         assert await at.keys() == []
+
+
+async def test_a_line_whose_model_nobody_served_for_a_while_goes_on(at: Bench) -> None:
+    held = at.worker.held["p1"] = asyncio.Event()
+    async with at.leader() as leader:
+        batch = await at.create(PROMPTS)
+        await eventually(lambda: len(at.worker.prompts) == 4)
+        await eventually(lambda: len(leader.jobs[batch.facts.id].running) == 1)
+        (line,) = leader.jobs[batch.facts.id].running
+        gone = State.FAILED, Reason.MODEL_NOT_FOUND
+        assert await at.ingress.endings.end(line.request_id, *gone)
+        held.set()
+        found = await at.over(batch)
+    assert (found.state, found.completed, at.accepted.total()) == (BatchState.COMPLETED, 5, 6)
 
 
 async def test_a_line_that_always_fails_is_given_up(

@@ -20,7 +20,13 @@ from serve_app.contract import IngressLease
 from serve_app.dispatch.unserved import Unserved
 from serve_app.foundation import Foundation
 from serve_app.processes import IngressProcess
-from serve_app.redis.keyspace import cluster_key, ingresses_key, models_key, service_key
+from serve_app.redis.keyspace import (
+    cluster_key,
+    ingresses_key,
+    models_key,
+    open_batches_key,
+    service_key,
+)
 from tests.journal.in_process import door_of, ingress_process
 from tests.journal.ingresses import WritingWorker, ended
 from tests.journal.journal_helpers import OPENED, World, world
@@ -161,6 +167,10 @@ async def test_what_waits_for_a_model_that_nobody_serves_is_refused(
             assert await w.ending(request_id) == GONE
             assert await ended(w, request_id)
         assert await w.operator.zscore(models_key(namespace), MODEL) is not None
+        await w.operator.zadd(open_batches_key(namespace, MODEL), {"batch": 1})
+        await looks.sweep()
+        assert await w.operator.zscore(models_key(namespace), MODEL) is not None
+        await w.operator.zrem(open_batches_key(namespace, MODEL), "batch")
         await looks.sweep()
         assert await w.operator.zrange(models_key(namespace), 0, -1) == [RENAMED.encode()]
 
