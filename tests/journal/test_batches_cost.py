@@ -1,4 +1,5 @@
-"""How soon a batch begins where nothing else runs, and what a line costs beside a direct request.
+"""How soon a batch begins where nothing else runs, what a line costs beside a direct request, and
+what Redis has of it.
 
 python -m pytest -s tests/journal/test_batches_cost.py
 """
@@ -9,7 +10,8 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import median
@@ -18,9 +20,18 @@ from typing import Any
 import pytest
 from redis import Redis
 
+from serve_app.batches.job import _A_TAKE, _FEW
+from serve_app.batches.leading import Closed, Marked
+from serve_app.batches.lines import MAX_LINES
+from serve_app.batches.record import BatchState
+from serve_app.batches.segments import MOST_LINES as A_SEGMENT
 from serve_app.contract import CHATS, AttemptResult
+from serve_app.files.files import new_file_id
+from serve_app.journal.usage import Usage
 from serve_app.local.redis_server import as_operator
+from tests.journal.batching import bench
 from tests.journal.in_process import Around, Door, in_process, settings_of
+from tests.journal.journal_helpers import World
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.clock
@@ -28,6 +39,7 @@ pytestmark = pytest.mark.clock
 SLOTS, TOKENS = 16, 32
 BATCHES = 10
 LINES, ROUNDS, MOST_RATIO = 600, 5, 1.1
+MOST_LINE_BYTES = 64
 CLIENT = f"""
 import asyncio, sys
 import httpx
@@ -149,3 +161,71 @@ async def test_a_line_costs_hardly_more_than_a_request(
     print(f"\ndirect_cpu_ms={direct_ms:.3f} line_cpu_ms={line_ms:.3f} ratio={ratio:.3f}", end=" ")
     print(f"redis_direct_cpu_ms={redis_direct_ms:.3f} redis_line_cpu_ms={redis_line_ms:.3f}")
     assert ratio <= MOST_RATIO
+
+
+async def test_what_redis_has_of_a_line(w: World, tmp_path: Path) -> None:
+    """Of one of the largest batch, in each of its states."""
+    async with bench(w, tmp_path) as at:
+        leading = at.runner().parts.leading
+        assert await leading.lead()
+        batch, found = await at.create(["p"]), dict[str, float]()
+
+        async def measure(what: str) -> int:
+            used = await used_bytes(w, ["batch*", "open_batches:*"])
+            found[what] = used.total() / MAX_LINES
+            return used["batch_lines"]
+
+        assert await leading.checked(batch, MAX_LINES, 1, 0) is None
+        await measure("not_begun")
+        most = w.settings.batches.max_in_flight + _A_TAKE + _FEW
+        taken = deque(await leading.take(batch, most))
+        found["of_those_taken"] = await measure("most_taken") / most
+        for number in range(MAX_LINES // 2 // A_SEGMENT):
+            places = [taken.popleft() for _ in range(A_SEGMENT)]
+            name = f"{number:016x}-{7 << 20}-{8 << 20}"
+            marked = Marked(places, A_SEGMENT, 0, Usage(1, 1, 1, 1, 1), ())
+            await leading.mark(batch, name, marked)
+            taken += await leading.take(batch, most - len(taken))
+        await measure("half_done")
+        while more := await leading.take(batch, most):
+            taken += more
+        await measure("half_done_and_the_rest_taken")
+        closed = await leading.close(
+            batch, Closed(BatchState.EXPIRED, new_file_id(), new_file_id())
+        )
+        await leading.over(batch, closed, len(taken))
+        await leading.forget(batch)
+        await measure("over")
+        await leading.stop()
+    print("", *(f"{what}_bytes_a_line={size:.2f}" for what, size in found.items()))
+    assert max(found.values()) <= MOST_LINE_BYTES
+
+
+async def test_what_redis_has_of_the_request_of_a_line(w: World, tmp_path: Path) -> None:
+    """While it waits and while it runs; nothing once its result is in a segment."""
+    prompts = [f"p{number:02}" for number in range(SLOTS)]
+    requests = ["j:*", "b:*", "i:*", "m:*"]
+    async with bench(w, tmp_path, capacity=0) as waiting, waiting.leader():
+        batch = await waiting.create(prompts)
+        await eventually(lambda: waiting.accepted.total() == SLOTS)
+        waits = await used_bytes(w, requests)
+    async with bench(w, tmp_path, SLOTS, "ingress-2", "replica-2") as at, at.leader():
+        at.worker.held = {prompt: asyncio.Event() for prompt in prompts}
+        await eventually(lambda: len(at.worker.begun) == SLOTS)
+        runs = await used_bytes(w, requests)
+        for held in at.worker.held.values():
+            held.set()
+        await at.over(batch)
+        assert await used_bytes(w, requests) == {}
+    for what, used in (("waits", waits), ("runs", runs)):
+        print(f" {what}:", *(f"{kind}_bytes={size / SLOTS:.0f}" for kind, size in used.items()))
+
+
+async def used_bytes(w: World, patterns: Sequence[str]) -> Counter[str]:
+    """Memory of the keys of these patterns, by kind."""
+    found, namespace = Counter[str](), w.settings.namespace
+    for pattern in patterns:
+        async for key in w.operator.scan_iter(f"{namespace}:{pattern}"):
+            kind = key.decode().split(":")[1]
+            found[kind] += await w.operator.memory_usage(key, samples=0)
+    return found
