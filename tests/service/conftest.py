@@ -25,7 +25,16 @@ from tests.service.nodes import Nodes
 from tests.service.services import Services
 from tests.service.support import Running
 
-_FIXTURES = ("service", "simulated", "flooded", "embedding", "agents", "tensor_parallel", "nodes")
+_FIXTURES = (
+    "service",
+    "simulated",
+    "layered",
+    "flooded",
+    "embedding",
+    "agents",
+    "tensor_parallel",
+    "nodes",
+)
 _services: Services | None = None
 
 
@@ -63,6 +72,12 @@ def simulated(services: Services, outage: bool) -> Running:
     whose text a prompt alone decides.
     """
     return services.get("simulated", outage)
+
+
+@pytest.fixture
+def layered(services: Services) -> Running:
+    """As `simulated`, with two replicas, under vLLM's own server: it has Messages, too."""
+    return services.get("layered")
 
 
 @pytest.fixture

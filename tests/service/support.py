@@ -176,12 +176,14 @@ class Running:
 
     service: Service
     keys: Mapping[str, str] = field(default_factory=dict)
-    """The API key of each tenant, where the service requires one. Requests are acme's."""
+    """The API key of each tenant, where the service requires one."""
+    tenant: str = "acme"
+    """Whose requests they are."""
 
     @property
     def headers(self) -> dict[str, str]:
         """What every request carries."""
-        return of_tenant(self.keys["acme"]) if self.keys else {}
+        return of_tenant(self.keys[self.tenant]) if self.keys else {}
 
     def client(self, tenant: str = "") -> httpx.Client:
         """A client of a tenant, or one without a key."""
@@ -203,7 +205,7 @@ class Running:
 
     @cached_property
     def sdk(self) -> OpenAI:
-        return openai_client(self.url, self.keys.get("acme", "none"))
+        return openai_client(self.url, self.keys.get(self.tenant, "none"))
 
     @cached_property
     def redis(self) -> Redis:

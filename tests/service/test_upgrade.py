@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,8 +35,16 @@ from serve_app.local import service as local
 from serve_app.local.environment import ROOT
 from serve_app.local.service import Service
 from tests.chart.charts import documents, one, stage_values
-from tests.service.disturbance import Towards, attempts, simulated_text, under, whole_again
-from tests.service.services import HELD, KEYS, WORKERS, Services, end, kill, let_in, limited
+from tests.service.batching import Batch
+from tests.service.disturbance import (
+    Towards,
+    attempts,
+    real_text,
+    simulated_text,
+    under,
+    whole_again,
+)
+from tests.service.services import HELD, KEYS, Services, end, kill, let_in, limited
 from tests.service.support import (
     Running,
     asking,
@@ -42,13 +53,15 @@ from tests.service.support import (
     replicas,
     text_of,
     text_of_chunks,
+    together,
 )
 from tests.service.versions import FOLDER, PROMPT, TOKENS, read
 from tests.waiting import until
 
 pytestmark = [pytest.mark.disturbs, pytest.mark.timeout(1200)]
-NEXT = "999.0.0"
+NEXT, ENGINE = "999.0.0", "simulated"
 SHORT_TOKENS, ROLL_TOKENS, LONG_TOKENS = 120, 1800, 8000  # 3 s, 45 s, 200 s
+LINES, LINE_TOKENS, MESSAGES = 300, 150, 3
 
 
 OTHER = os.environ.get("HERMES_OTHER_VERSION", "")
@@ -80,13 +93,10 @@ def _add_facts(path: Path) -> None:
 
 
 def _rename_engine(path: Path) -> None:
-    text = path.read_text()
-    assert text.count('    name = "simulated"\n') == text.count("        return self.name\n") == 1
-    path.write_text(
-        text.replace('    name = "simulated"\n', f'    name = "simulated-{NEXT}"\n').replace(
-            "        return self.name\n", '        return "simulated"  # its text is the same\n'
-        )
-    )
+    text, both = path.read_text(), f'    name = fingerprint = "{ENGINE}"\n'
+    assert text.count(both) == 1
+    # Its text is the same, so the engines of both versions continue each other's answers.
+    path.write_text(text.replace(both, f'    name, fingerprint = "{ENGINE}-{NEXT}", "{ENGINE}"\n'))
 
 
 def versions(url: str) -> set[str]:
@@ -124,26 +134,75 @@ def text_of_events(service: Running, request_id: str) -> str:
 # -- serve deploy --------------------------------------------------------------------------------
 
 
-@pytest.mark.nightly  # a release property
-def test_a_new_version_rolls_out_under_load_and_back(simulated: Running, tmp_path: Path) -> None:
-    old = yaml.safe_load((Path(simulated.service.state_dir) / "serve.yaml").read_text())
-    new = yaml.safe_load(yaml.safe_dump(old))
-    dashboard = simulated.service.dashboard_url
-    deploy_code.with_code(new, dashboard, next_version(tmp_path))
-    assert versions(simulated.url) == {serve_app.__version__}
-    for document, version in ((new, NEXT), (old, serve_app.__version__)):
+class Beside:
+    """What another tenant has under way beside the chats: a batch, and streamed messages, whose
+    client does not connect again.
+    """
 
-        async def strike(_: Parts, __: list[Told], document: dict[str, object] = document) -> None:
+    def __init__(self, service: Running, text: Callable[[str, int], str]) -> None:
+        self._text, self._service = text, replace(service, tenant="zeta")
+        self._pool = ThreadPoolExecutor(MESSAGES)
+        self._messages = {
+            prompt: self._pool.submit(self._message, prompt) for prompt in PROMPTS[:MESSAGES]
+        }
+        prompts = {f"line-{number}": PROMPTS[number % len(PROMPTS)] for number in range(LINES)}
+        self._batch = Batch(self._service, prompts, LINE_TOKENS)
+        until("lines are done", lambda: self._batch.done())
+        assert not any(one.done() for one in self._messages.values())
+
+    def _message(self, prompt: str) -> str:
+        body = asking(prompt, ROLL_TOKENS, self._service.model, stream=True)
+        with self._service.http.stream("POST", "/v1/messages", json=body) as answer:
+            assert answer.status_code == 200, answer.read()
+            lines = [line for line in answer.iter_lines() if line.startswith("data: ")]
+        events = [json.loads(line.removeprefix("data: ")) for line in lines]
+        assert (events[0]["type"], events[-1]["type"]) == ("message_start", "message_stop")
+        return "".join(event.get("delta", {}).get("text", "") for event in events)
+
+    def check(self) -> None:
+        """No message was cut, and each line was answered once."""
+        for prompt, message in self._messages.items():
+            assert message.result() == self._text(prompt, ROLL_TOKENS)
+        booked = MESSAGES, MESSAGES * ROLL_TOKENS
+        self._batch.check(lambda prompt: self._text(prompt, LINE_TOKENS), 600, booked)
+        self._pool.shutdown()
+
+
+@pytest.mark.nightly  # a release property
+def test_a_new_version_rolls_out_under_load_and_back(layered: Running, tmp_path: Path) -> None:
+    """And back; to a version that knows nothing of batches, with chats alone."""
+    old = yaml.safe_load((Path(layered.service.state_dir) / "serve.yaml").read_text())
+    new = yaml.safe_load(yaml.safe_dump(old))
+    dashboard, text = layered.service.dashboard_url, real_text(layered)
+    code = next_version(tmp_path)
+    if not (has_batches := (code[0] / "batches").exists()):
+        del new["applications"][0]["args"]["files"]
+    deploy_code.with_code(new, dashboard, code)
+    assert versions(layered.url) == {serve_app.__version__}
+    together([partial(text, prompt, LINE_TOKENS) for prompt in PROMPTS])
+    for document, version in ((new, NEXT), (old, serve_app.__version__)):
+        beside: list[Beside] = []
+
+        async def strike(
+            _: Parts,
+            __: list[Told],
+            document: dict[str, object] = document,
+            beside: list[Beside] = beside,
+        ) -> None:
+            if has_batches:
+                beside.append(await asyncio.to_thread(Beside, layered, text))
             await asyncio.to_thread(serve_api.deploy, dashboard, document)
 
-        told = under(simulated, strike, simulated_text, ROLL_TOKENS, count=12, silent_s=60)
-        until(f"every ingress is {version}", partial(answers_only, simulated.url, version))
+        told = under(layered, strike, text, ROLL_TOKENS, count=12, silent_s=60)
+        until(f"every ingress is {version}", partial(answers_only, layered.url, version))
         # No connection breaks, so that any client will do. The clients of those that are not
         # streamed wait 60 s for an answer, then ask again.
         assert not any(one.breaks for one in told if one.streamed)
         assert max(attempts(told)) >= 2, "a stream that one version began, the other has ended"
-        assert simulated.metrics().total("hermes_build_info", version=version) > 0
-        whole_again(simulated, WORKERS)
+        assert layered.metrics().total("hermes_build_info", version=version) > 0
+        for others in beside:
+            others.check()
+        whole_again(layered, 2)
 
 
 def running(service: Running, deployment: str) -> set[str]:
@@ -248,7 +307,7 @@ class Release:
     def cluster(
         self,
         name: str,
-        code: Path | None = None,
+        code: Path = ROOT,
         tokens_per_s: int = 40,
         settings: dict[str, Any] | None = None,
         **more: Any,
@@ -256,7 +315,7 @@ class Release:
         """A Ray cluster that serves the release's `serveConfigV2`; `code`: in place of an image of
         another version; `settings`: other ones than the release's.
         """
-        environment = {"PYTHONPATH": str(code)} if code else {}
+        environment = {"PYTHONPATH": str(code)}
         args = local.merged(self._args, {"engine": {"args": {"tokens_per_s": tokens_per_s}}})
         args = local.merged(args, settings or {})
         state, more = self._folder / name, {"environment": environment, "timeout_s": 600, **more}
@@ -323,7 +382,7 @@ def test_a_release_is_upgraded_under_load(release: Release, tmp_path: Path) -> N
                 await asyncio.to_thread(kill, old)
                 await users.answer(5)
                 # The old engines get nothing new.
-                assert set(users.engines[switched - 4 :]) == {f"simulated-{NEXT}"}
+                assert set(users.engines[switched - 4 :]) == {f"{ENGINE}-{NEXT}"}
                 await asyncio.gather(*long)
                 for asked in told:
                     asked.state = (await http.get(f"/v1/requests/{asked.request_id}")).json()
