@@ -68,10 +68,10 @@ class Sentinels:
         """The pid of the Sentinel that `url` names first."""
         return self._pids[self._sentinels[0]]
 
-    def server(self, port: int) -> Any:
+    def server(self, port: int, decode_responses: bool = True) -> Any:
         """A client of one server that may do everything."""
         login: Any = {"username": "operator", "password": _OF_SERVERS, "protocol": 2}
-        return Redis(port=port, **login, decode_responses=True, socket_timeout=5)
+        return Redis(port=port, **login, decode_responses=decode_responses, socket_timeout=5)
 
     def primary(self) -> int:
         """The port of the server that the Sentinels take for the primary, and that agrees."""
