@@ -53,9 +53,7 @@ from serve_app.ingress.status import MetricsPage, Readiness
 from serve_app.ingress.validation.bodies import Validator
 from serve_app.journal.followers import Followers
 from serve_app.journal.writer import JournalWriter
-from serve_app.observability.batch_metrics import BatchTelemetry
-from serve_app.observability.order_metrics import OrderTelemetry
-from serve_app.observability.tenant_metrics import TenantTelemetry
+from serve_app.observability.ingress_metrics import BatchTelemetry, OrderTelemetry, TenantTelemetry
 from serve_app.policy.classes import ClassRules, TenantRules
 from serve_app.policy.order import Rules
 from serve_app.policy.overload import Overload, OverloadRules

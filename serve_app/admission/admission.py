@@ -22,8 +22,8 @@ from serve_app.errors import AnswerLost, RedisUnavailable, RequestRefused
 from serve_app.foundation import Foundation
 from serve_app.journal.entries import RequestFacts, RequestLine
 from serve_app.journal.store import Kept
+from serve_app.observability.ingress_metrics import TenantTelemetry
 from serve_app.observability.logs import about
-from serve_app.observability.tenant_metrics import TenantTelemetry
 from serve_app.policy.overload import Asked
 from serve_app.policy.standing import Standing
 from serve_app.policy.tenants import NO_LIMITS, Limits

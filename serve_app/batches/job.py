@@ -34,7 +34,7 @@ from serve_app.files.files import Files, new_file_id
 from serve_app.files.storage import Storage, StorageUnavailable
 from serve_app.ingress.exchange import Exchange
 from serve_app.loops import backoff, ended
-from serve_app.observability.batch_metrics import BatchTelemetry
+from serve_app.observability.ingress_metrics import BatchTelemetry
 from serve_app.policy.day_windows import DayWindow
 
 log = logging.getLogger("hermes.batches")

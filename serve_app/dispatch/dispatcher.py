@@ -22,8 +22,8 @@ from serve_app.contract import CompletionStats, IngressLease
 from serve_app.dispatch.attempts import WITHOUT_ENGINE, Attempts, StallReason
 from serve_app.errors import RedisUnavailable
 from serve_app.loops import Loops, ended, jittered
+from serve_app.observability.ingress_metrics import OrderTelemetry
 from serve_app.observability.logs import Outage, about
-from serve_app.observability.order_metrics import OrderTelemetry
 from serve_app.policy.order import (
     DEFAULT_RULES,
     Claim,

@@ -1,4 +1,4 @@
-"""The metrics of a process; `order_metrics.py` has those of the order of work."""
+"""The metrics of a process; `ingress_metrics.py` has those of an ingress alone."""
 
 from __future__ import annotations
 

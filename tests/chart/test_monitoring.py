@@ -15,11 +15,9 @@ from prometheus_client import CollectorRegistry
 
 from serve_app.contract import Reason
 from serve_app.loops import Loops
-from serve_app.observability.batch_metrics import BatchTelemetry
+from serve_app.observability.ingress_metrics import BatchTelemetry, OrderTelemetry, TenantTelemetry
 from serve_app.observability.metrics import Activity, Telemetry
 from serve_app.observability.metrics_pages import queue_gauges
-from serve_app.observability.order_metrics import OrderTelemetry
-from serve_app.observability.tenant_metrics import TenantTelemetry
 from serve_app.policy.classes import CLASSES
 from tests.chart.charts import CHART, EVERYTHING, NAMED, ROOT, documents, merged, one, program
 from tests.tables import each

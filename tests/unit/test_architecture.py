@@ -78,11 +78,9 @@ OWNERS = {
     ),
     "ray": ("serve_app.cli.deploy_code", "serve_app.deploy", "serve_app.cluster.serve_router"),
     "prometheus_client": (
-        "serve_app.observability.batch_metrics",
+        "serve_app.observability.ingress_metrics",
         "serve_app.observability.metrics",
         "serve_app.observability.metrics_pages",
-        "serve_app.observability.order_metrics",
-        "serve_app.observability.tenant_metrics",
     ),
     "time": (
         "serve_app.clock",

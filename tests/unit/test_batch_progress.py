@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from serve_app.batches.progress import Pace, Progress, shown
 from serve_app.batches.record import BatchState
-from serve_app.observability.batch_metrics import BatchTelemetry
+from serve_app.observability.ingress_metrics import BatchTelemetry
 
 RUNS = BatchState.IN_PROGRESS
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from serve_app.contract import CompletionStats
-from serve_app.observability.order_metrics import OrderTelemetry
-from serve_app.observability.tenant_metrics import TenantTelemetry
+from serve_app.observability.ingress_metrics import OrderTelemetry, TenantTelemetry
 from serve_app.policy.order import Completion
 from serve_app.policy.prediction import Prediction
 from tests.unit.virtual_order import Entry

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.samples import Sample
 
 from serve_app.contract import CompletionStats, Reason
-from serve_app.observability.tenant_metrics import OTHER_TENANTS, TenantTelemetry
+from serve_app.observability.ingress_metrics import OTHER_TENANTS, TenantTelemetry
 from serve_app.policy.classes import CLASSES
 from serve_app.policy.standing import MINUTE, Over, Standing
 from serve_app.policy.tenants import Limits
