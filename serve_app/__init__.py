@@ -27,8 +27,8 @@ requests/lifecycle.lua        the steps of a request's life: accept, record, end
 requests/endings.py           ends requests without a worker (cancelled, deadline passed, given up)
 
 files/                        uploaded files: storage.py (a folder or S3), files.py (their records)
-cluster/leases.py             which processes are alive; cluster/replicas.py: which can take work;
-                              cluster/entrance.py: whose the namespace is
+cluster/leases.py             which processes are alive, and whose the namespace is;
+                              cluster/replicas.py: which can take work
 redis/                        connections and the client; keyspace.py: every key; check.py: whether
                               it can be used, and keeps what it accepted
 observability/                metrics, traces, log lines

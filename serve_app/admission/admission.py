@@ -25,8 +25,7 @@ from serve_app.journal.store import Kept
 from serve_app.observability.ingress_metrics import TenantTelemetry
 from serve_app.observability.logs import about
 from serve_app.policy.overload import Asked
-from serve_app.policy.standing import Standing
-from serve_app.policy.tenants import NO_LIMITS, Limits
+from serve_app.policy.tenants import NO_LIMITS, Limits, Standing
 from serve_app.policy.work import Work, output_bytes, writes_tokens
 from serve_app.requests.idempotency import KeyedRequests, Outrun, digest
 from serve_app.requests.lifecycle import Accepted, Answer, accept

@@ -29,15 +29,16 @@ from serve_app.journal.entries import RequestFacts
 from serve_app.journal.store import Kept
 from serve_app.loops import jittered
 from serve_app.policy.overload import Asked, Expected, Overload
-from serve_app.policy.standing import (
+from serve_app.policy.tenants import (
     BY_THE_MINUTE,
+    NO_LIMITS,
+    Limits,
     Over,
     Reserved,
     Standing,
     check_size,
     month_of,
 )
-from serve_app.policy.tenants import NO_LIMITS, Limits
 from serve_app.redis.replies import Memory
 from serve_app.request_queue import Depth, QueueDepths
 from serve_app.settings import Settings

@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 
 from serve_app import timings
-from serve_app.cluster.entrance import Entrance
+from serve_app.cluster.leases import Entrance
 from serve_app.cluster.members import Members
 from serve_app.contract import Reason, State
 from serve_app.foundation import Foundation

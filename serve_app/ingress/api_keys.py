@@ -12,7 +12,7 @@ from pathlib import Path
 
 from serve_app import timings
 from serve_app.clock import SYSTEM
-from serve_app.cluster.key_notices import KeyNotices
+from serve_app.cluster.leases import KeyNotices
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused, SettingsError
 from serve_app.ingress.keys_file import MAX_FILE_BYTES, KeyFacts, Policy, key_id_of, parse

@@ -31,7 +31,7 @@ from serve_app.ingress.validation.headers import check_headers, check_host
 from serve_app.observability.ingress_metrics import TenantTelemetry
 from serve_app.observability.logs import about
 from serve_app.observability.metrics import Telemetry
-from serve_app.policy.standing import HEADERS as LIMIT_HEADERS
+from serve_app.policy.tenants import HEADERS as LIMIT_HEADERS
 from serve_app.policy.tenants import Role, Tenant
 from serve_app.settings import AuthSettings, Settings
 

@@ -40,7 +40,7 @@ from serve_app.journal.events import COMMENT, SEPARATOR, after_event, body_event
 from serve_app.journal.followers import Follower, Followers
 from serve_app.loops import ended
 from serve_app.observability.logs import about
-from serve_app.policy.standing import Standing
+from serve_app.policy.tenants import Standing
 from serve_app.redis.check import RedisWatch
 from serve_app.requests.endings import Deadlines
 

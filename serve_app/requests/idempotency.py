@@ -17,7 +17,7 @@ from serve_app.contract import State
 from serve_app.errors import LASTING
 from serve_app.journal.entries import Entry, RequestFacts
 from serve_app.journal.store import JournalStore
-from serve_app.policy.standing import Standing
+from serve_app.policy.tenants import Standing
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import later_request_key
 from serve_app.redis.link import RedisLink

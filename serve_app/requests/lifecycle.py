@@ -36,8 +36,7 @@ from serve_app.journal.entries import (
     wake_of,
 )
 from serve_app.journal.usage import Usage, Whose
-from serve_app.policy.standing import Over, Standing, in_order
-from serve_app.policy.tenants import NO_LIMITS, Limits
+from serve_app.policy.tenants import NO_LIMITS, Limits, Over, Standing, in_order
 from serve_app.policy.work import Work
 from serve_app.redis.connection import Command, Script
 from serve_app.redis.keyspace import (

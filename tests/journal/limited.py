@@ -15,8 +15,7 @@ from serve_app.contract import Reason, State
 from serve_app.errors import RequestRefused
 from serve_app.journal.entries import Entry, EntryId, Head, RequestFacts, RequestLine, Summary
 from serve_app.journal.usage import Usage
-from serve_app.policy.standing import MINUTE
-from serve_app.policy.tenants import Limits
+from serve_app.policy.tenants import MINUTE, Limits
 from serve_app.policy.work import Work
 from serve_app.redis.keyspace import limits_key
 from serve_app.redis.replies import all_answered

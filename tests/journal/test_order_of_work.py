@@ -11,8 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from serve_app import timings
-from serve_app.cluster.entrance import Entrance
-from serve_app.cluster.leases import Membership
+from serve_app.cluster.leases import Entrance, Membership
 from serve_app.contract import IngressLease, Reason, State
 from serve_app.dispatch.attempts import Quarantine, StallReason
 from serve_app.policy.classes import CLASSES
