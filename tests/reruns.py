@@ -2,7 +2,8 @@
 run once more if it failed, and what passed then is printed apart and kept in a file.
 
 Any other test is pure and never run again: it fails for a reason. Nor does a rerun excuse a test:
-one that appears twice among twenty runs is to be repaired, or marked `clock`.
+one that appears twice among twenty runs is to be repaired, or marked `clock`. With `--reruns 0`
+none is run again.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ REAL = (
     "chart/test_redis_start.py",
 )
 """Folders and files whose tests use real processes."""
+_FAILURE_CHARS = 4_000
 
 _stalls = pytest.StashKey[Stalls]()
 _before = pytest.StashKey[Stalled]()
@@ -41,7 +43,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_stalls] = Stalls()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("reruns") == 0:  # a marker would count for more
+        return
     real = {Path(__file__).parent / name for name in REAL}
     for item in items:
         if real & {item.path, *item.path.parents} or item.get_closest_marker("clock"):
@@ -70,7 +74,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
             "test": report.nodeid,
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "phase": report.when,
-            "failure": _last_line(report.longreprtext),
+            "failure": _failure(report.longreprtext),
             "stalls": dict(report.sections).get("stalls during the test", ""),
             "load": os.getloadavg()[0],
         }
@@ -78,9 +82,12 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         _passed_then.append(_failed_once.pop(report.nodeid))
 
 
-def _last_line(text: str) -> str:
-    told = [line for line in text.splitlines() if line.startswith("E  ")]
-    return told[0][1:].strip() if told else text[-200:]
+def _failure(text: str) -> str:
+    """All that pytest says of the exceptions, which may have caused each other: the last one tells
+    what an exception without a caller was ignored in.
+    """
+    told = [line[1:].strip() for line in text.splitlines() if line.startswith("E  ")]
+    return "\n".join(told or [text])[-_FAILURE_CHARS:]
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -89,7 +96,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         return
     terminalreporter.section("passed at the second try", sep="=", yellow=True)
     for row in _passed_then:
-        terminalreporter.line(f"{row['test']} ({row['phase']}): {row['failure']}")
+        terminalreporter.line(f"{row['test']} ({row['phase']})")
+        for line in row["failure"].splitlines():
+            terminalreporter.line(f"    {line}")
         terminalreporter.line(f"    {row['stalls']} load={row['load']:.1f}")
     KEPT.parent.mkdir(exist_ok=True)
     with KEPT.open("a") as kept:
