@@ -15,12 +15,12 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from serve_app import timings
 from serve_app.errors import RedisUnavailable
 from serve_app.loops import Loops
-from serve_app.observability.metrics import Telemetry
+from serve_app.observability.metrics import Metrics, Telemetry
 from serve_app.redis.keyspace import metrics_key
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import answered
@@ -160,38 +160,28 @@ def _families_of(replica: str, page: bytes) -> dict[str, _Family]:
     return families
 
 
-_QUEUE = {
-    "hermes_queue_depth": "Requests that wait in the queue and that no ingress has claimed.",
-    "hermes_queue_claimed": "Requests that an ingress has claimed and that have not ended.",
-    "hermes_queue_limit": "Most requests that may wait; more are refused.",
-    "hermes_queue_oldest_age_seconds": "Age of the oldest request that no ingress has claimed.",
-}
-_OF_REDIS = {
-    "hermes_redis_used_bytes": "Redis's used memory, as counted towards its limit.",
-    "hermes_redis_limit_bytes": "Redis's `maxmemory`; 0 if there is none.",
-}
-_OF_RETAINED = {
-    "hermes_retained_answers_bytes": "Memory in Redis of the answers that are retained for later "
-    "reading.",
-    "hermes_retained_answers_limit_bytes": "Most memory in Redis for answers retained for later "
-    "reading; 0 if Redis has no limit.",
-}
-
-
 def queue_gauges(
     depths: Mapping[str, tuple[int, int, int, float]],
     redis_bytes: tuple[int, int] | None = None,
     kept_bytes: tuple[int, int] | None = None,
 ) -> CollectorRegistry:
-    """The state of queue and Redis, which belongs to no single replica: by class what `_QUEUE` has,
-    and bytes that are used with their limit (0: none), as far as Redis tells them.
+    """The state of queue and Redis, which belongs to no single replica: by class how many wait, are
+    claimed and may wait, and the age of the oldest; and bytes that are used with their limit (0:
+    none), as far as Redis tells them.
     """
     registry = CollectorRegistry()
-    for place, (name, text) in enumerate(_QUEUE.items()):
-        gauge = Gauge(name, text, ["class"], registry=registry)
-        for request_class, values in depths.items():
-            gauge.labels(request_class).set(values[place])
-    for named, known in ((_OF_REDIS, redis_bytes), (_OF_RETAINED, kept_bytes)):
-        for (name, text), value in zip(named.items(), known or (), strict=False):
-            Gauge(name, text, registry=registry).set(value)
+    queue = Metrics("queue", registry)
+    for request_class, (depth, claimed, limit, oldest_s) in depths.items():
+        queue.set("hermes_queue_depth", depth, request_class)
+        queue.set("hermes_queue_claimed", claimed, request_class)
+        queue.set("hermes_queue_limit", limit, request_class)
+        queue.set("hermes_queue_oldest_age_seconds", oldest_s, request_class)
+    if redis_bytes is not None:
+        redis = Metrics("redis", registry)
+        redis.set("hermes_redis_used_bytes", redis_bytes[0])
+        redis.set("hermes_redis_limit_bytes", redis_bytes[1])
+    if kept_bytes is not None:
+        retained = Metrics("retained", registry)
+        retained.set("hermes_retained_answers_bytes", kept_bytes[0])
+        retained.set("hermes_retained_answers_limit_bytes", kept_bytes[1])
     return registry

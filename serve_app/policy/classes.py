@@ -10,17 +10,10 @@ behind `batch`. `realtime` goes before `standard`, until the oldest `standard` r
 for `ageing_s`; from then on `standard` gets `aged_share` of the interactive work, also of what was
 done while it waited.
 
-So each class waits for a bounded time, however much more urgent work arrives. Let R be the cost
-that the engines serve per second, c the number of requests that run at a time, L the largest cost
-of one request, and W the cost of the requests of its own class that start before it:
-
-    batch:     wait ≤ ((W + 2·L) / batch_share + (interactive_credit + 1)·c·L) / R
-    standard:  wait ≤ ageing_s + ((V + 2·L) / interactive_share + c·L) / R,
-               where V = (W + 2·L) / aged_share and batch_share = 1 - interactive_share
-
-because the counters of two parties that both wait differ by at most L / share in each direction
-(and the credit), and at the beginning c requests are running. `critical` work is not part of any
-share: it comes on top.
+So each class waits for a bounded time, however much more urgent work arrives, because the counters
+of two parties that both wait differ by at most the largest cost of a request, divided by the share,
+in each direction (and the credit): docs/evidence/order-of-work.md has the formulas. `critical` work
+is not part of any share: it comes on top.
 
 Of the tenants with requests of that class, the one that was served least in proportion to its
 weight goes next (`VirtualCounters`). It pays for a request when it starts, with what is known then:

@@ -1,20 +1,13 @@
 """The order of work: how many sequences may run at the same time, which claimed request starts now,
 and what to claim next. Pure.
 
-A request starts when one of the engines' slots is free. Three questions, each answered by one
-policy: which class goes next, which of its tenants (`serve_app/policy/classes.py`), and which of
-that tenant's requests: one that must start soon to meet its deadline, else the one of the least
-rank. A request ranks by the time of its arrival plus `short_first_ms_per_cost` for each token of
-its predicted cost (`prediction.py`), of which its prompt counts a quarter. So only requests that
-arrive within that time can pass it, and that time is at most a quarter of the time that it has
-until its deadline. Where predictions are of no use, the oldest has the least rank.
+Three questions, each answered by one policy: which class goes next, which of its tenants
+(`serve_app/policy/classes.py`), and which of that tenant's requests: one that must start soon to
+meet its deadline, else the one of the least rank, which is the time of its arrival and more for
+what it will probably cost (`prediction.py`). docs/order-of-work.md says what is promised.
 
-An eighth of the slots are spare: `critical` and `realtime` requests may take them, and `standard`
-ones that will probably not write clearly more than the mean of all. So neither a batch nor long
-answers hold every slot. A request of a kind that has never ended may be endless. It counts as short
-if it is the only one of its kind, and such requests hold no more than half of the spare slots.
-While only `batch` requests wait, and they run in their share of the slots, they leave an eighth
-free, whatever else runs: who comes then need not wait until one of them ends.
+A request of a kind that has never ended may be endless. It counts as short if it is the only one of
+its kind, and such requests hold no more than half of the spare slots.
 """
 
 from __future__ import annotations

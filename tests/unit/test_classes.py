@@ -74,7 +74,7 @@ def test_whoever_waits_alone_gets_everything(seed: int) -> None:
 
 
 def bound_s(ahead: float, largest: float, request_class: str, rules: ClassRules) -> float:
-    """The formulas in the docstring of `serve_app/policy/classes.py`."""
+    """The formulas in docs/evidence/order-of-work.md."""
     if request_class == "batch":
         shared = (ahead + 2 * largest) / (1 - rules.interactive_share)
         return (shared + (rules.interactive_credit + 1) * CAPACITY * largest) / RATE

@@ -15,7 +15,7 @@ from serve_app.observability.metrics_pages import merge_pages, queue_gauges
 from tests.tables import each
 
 ROOT = Path(__file__).parents[2]
-GROUPS = ("process", "activity", "order", "tenants", "batches")
+GROUPS = ("process", "activity", "order", "tenants", "batches", "queue", "redis", "retained")
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
