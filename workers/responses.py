@@ -33,7 +33,7 @@ from workers import vllm_failures
 from workers.attempt import current
 from workers.determinism import id_of_item
 from workers.engine_plugin import replace, wrap
-from workers.history import sealed
+from workers.request_body import sealed
 
 _KEPT_ROLES = ("system", "developer")
 _RESULTS = ("function_call_output", "custom_tool_call_output", "mcp_approval_response")

@@ -99,7 +99,7 @@ class VllmEngine:
         from vllm.entrypoints.launchers.app import build_app
         from vllm.usage.usage_lib import UsageContext
 
-        from workers import answers, chunks, determinism, messages, responses, resumable, shapes
+        from workers import answers, chunks, determinism, responses, resumable, shapes
 
         args = engine_arguments(self._settings)
         engine_args = AsyncEngineArgs.from_cli_args(args)
@@ -135,8 +135,7 @@ class VllmEngine:
         determinism.install()
         chunks.install(app)
         responses.install(app)
-        answers.install(app)
-        await messages.install(app)
+        await answers.install(app)
         self._paths = frozenset(getattr(route, "path", "") for route in app.routes)
         self._tasks = ", ".join(tasks)
         self._obeyed = shapes.obeyed

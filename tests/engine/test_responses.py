@@ -11,7 +11,7 @@ from tests.engine.answers import choices, told
 from tests.engine.prompts import TOOLS
 from tests.engine.resume_helpers import EngineThread, Written, attempt, request
 from tests.tables import Failures, each
-from workers.history import _BEFORE, opened, sealed
+from workers.request_body import _BEFORE, opened, sealed
 
 LONGEST = 2048
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}", "id": "fc_1"}

@@ -72,7 +72,6 @@ OWNERS = {
         "workers.continuation",
         "workers.determinism",
         "workers.vllm_failures",
-        "workers.messages",
         "workers.responses",
         "workers.answers",
     ),
@@ -88,7 +87,7 @@ OWNERS = {
         "serve_app.cli.deploy_code",  # waits for a real cluster
         "serve_app.local",  # waits for processes
         "serve_app.demo",  # the same
-        "workers.loop_watch",  # CPU time of a thread
+        "workers.engine",  # CPU time of a thread
         "workers.engine_plugin",  # the same
         "workers.simulated_engine",  # the same
         "workers.determinism",  # vLLM's `time.time`, replaced

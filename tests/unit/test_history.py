@@ -9,8 +9,7 @@ import pytest
 
 from serve_app.contract import COMPACT, RESPONSES
 from tests.tables import each
-from workers.history import NotRead, as_vllm_reads, opened, sealed
-from workers.request_body import as_vllm_takes
+from workers.request_body import NotRead, as_vllm_reads, as_vllm_takes, opened, sealed
 
 USER = {"type": "message", "role": "user", "content": "Hi"}
 SAID = {"type": "message", "role": "assistant", "content": "Hello."}
