@@ -7,10 +7,10 @@ ingress/inference.py          decides class, session and deadline: a Submission
 admission/admission.py        checks the limits; writes journal, body and queue entry together, and
                               only then is the request accepted
 request_queue.py              the queue of each class, as Redis Streams; dead letters
-dispatch/dispatcher.py        claims while engines have capacity; policy/order.py: which is next
+dispatch/dispatcher.py        claims while engines have capacity; policy/order.py: which is next;
+                              ends those whose model nobody serves any more
 dispatch/attempts.py          carries a request to its end: calls a worker until it has answered, is
                               lost or given up: what follows a lost attempt, when it is poison
-dispatch/unserved.py          ends those whose model nobody serves any more
 policy/placement.py           chooses the replica; cluster/direct_calls.py calls it, or, through
                               cluster/serve_router.py, Ray Serve
 workers/replica.py            execute(request_id, epoch): opens an attempt and runs the engine; how

@@ -194,7 +194,6 @@ class Exchange:
                 await self.follower.catch_up()
         except (RedisUnavailable, Unreadable, TimeoutError):
             if not self._stage.begun:
-                self.parts.deadlines.owe(self.follower.request_id)
                 raise RequestRefused(Reason.DEADLINE, MESSAGES[Reason.DEADLINE]) from None
         if self.follower.reader.ending is None:
             # a part was sent, so its end must come from the journal

@@ -94,7 +94,6 @@ class Deadlines:
         self._endings = endings
         self._depths = depths
         self._clock = clock
-        self._owed: set[str] = set()
 
     async def start(self) -> None:
         outage = Outage(log, "deadlines: cannot search the queues")
@@ -105,35 +104,19 @@ class Deadlines:
         """After how many seconds the ingress that holds the connection must end the request."""
         return max(0.0, deadline_ms / 1000 - self._clock.now_s()) + timings.DEADLINE_GRACE_S
 
-    def owe(self, request_id: str) -> None:
-        """The client was told that its deadline has passed, but Redis could not be reached; Redis
-        is updated later.
-        """
-        self._owed.add(request_id)
-
     async def end(self, request_id: str) -> None:
         """End a request as expired, unless it has ended; raises `Unreadable` if its journal is."""
         await self._endings.end(request_id, State.EXPIRED, Reason.DEADLINE)
 
     async def sweep(self) -> None:
-        """End requests whose end Redis has not recorded yet, and expired ones found in a part of
-        the queues.
+        """End the expired requests in a part of the queues. Whoever claims one whose journal nobody
+        can read keeps it as a dead letter.
         """
-        for request_id in list(self._owed):
-            await self._end_readable(request_id)
-            self._owed.discard(request_id)
         late_ms = self._clock.now_ms() - int(timings.DEADLINE_GRACE_S * 1000)
         for entry in await self._depths.overdue(late_ms):
-            if await self._end_readable(entry.request_id):
+            try:
+                await self.end(entry.request_id)
+            except Unreadable as error:
+                log.debug("request %s cannot be read: %r", entry.request_id, error)
+            else:
                 await self._depths.remove(entry)
-
-    async def _end_readable(self, request_id: str) -> bool:
-        """False if nobody can read its journal: who claims it from its queue then keeps it as a
-        dead letter.
-        """
-        try:
-            await self.end(request_id)
-        except Unreadable as error:
-            log.debug("request %s cannot be read: %r", request_id, error)
-            return False
-        return True

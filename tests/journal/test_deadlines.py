@@ -91,14 +91,6 @@ async def has_expired(w: World, request_id: str = "req_1") -> bool:
     return await w.ending(request_id) == EXPIRED
 
 
-async def test_what_a_client_was_told_is_written_later_though_no_line_shows_it(w: World) -> None:
-    await w.admit(timeout_s=300)
-    keeps = deadlines(w)
-    keeps.owe("req_1")
-    await keeps.sweep()
-    assert await has_expired(w)
-
-
 async def test_what_waits_too_long_without_a_connection_ends_and_leaves_its_line(
     w: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
