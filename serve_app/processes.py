@@ -64,7 +64,7 @@ from serve_app.webhooks.outbox import Outbox
 from serve_app.webhooks.sender import Sender
 from workers.engine import Engine, LoopWatch
 from workers.replica import WorkerReplica
-from workers.simulated_engine import SimulatedEngine, SimulatedVllm, arguments_of
+from workers.simulated_engine import SimulatedEngine
 from workers.vllm_engine import VllmEngine
 
 log = logging.getLogger("hermes.worker")
@@ -367,8 +367,7 @@ def order_rules(settings: Settings, weights: Mapping[str, float] | None = None) 
 
 def make_engine(settings: Settings) -> Engine:
     if settings.engine.kind == "simulated":
-        under_vllm = arguments_of(settings).vllm is not None
-        return SimulatedVllm(settings) if under_vllm else SimulatedEngine(settings)
+        return SimulatedEngine(settings)
     return VllmEngine(settings)
 
 

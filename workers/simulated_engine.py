@@ -1,5 +1,5 @@
 """A simulated engine without a model, for load tests, chaos and dry runs. It starts at once, and
-every response header names it. It comes without vLLM, or under vLLM's own server (`SimulatedVllm`).
+every response header names it.
 
 Its timing is that of continuous batching, by the law that `scripts/simulation` has, too. Its text
 depends on the prompt alone, so every lost, duplicated or changed token shows. A prompt can trigger
@@ -17,8 +17,7 @@ from base64 import b64encode
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from enum import StrEnum
-from itertools import chain, count, islice
-from types import SimpleNamespace
+from itertools import count, islice
 from typing import Any
 
 import msgspec
@@ -32,9 +31,6 @@ from serve_app.journal.entries import RequestLine
 from serve_app.settings import Settings
 from workers.attempt import Attempt, EngineFailed
 from workers.engine import Progress
-from workers.engine_plugin import prior_of
-from workers.vllm_engine import VllmEngine
-from workers.vllm_failures import asked
 
 
 class ResponseFormat:
@@ -183,18 +179,9 @@ class SimulatedArguments(msgspec.Struct, forbid_unknown_fields=True):
     output.
     """
     fault_after_tokens: int = 3
-    vllm: dict[str, Any] | None = None
-    """Arguments of vLLM: its own server answers, with all that it can (`SimulatedVllm`)."""
 
     def fault_of(self, body: bytes) -> Fault | None:
         return next((it for text, it in self.faults.items() if text.encode() in body), None)
-
-
-def arguments_of(settings: Settings) -> SimulatedArguments:
-    try:
-        return msgspec.convert(settings.engine.args, SimulatedArguments)
-    except msgspec.ValidationError as error:
-        raise SettingsError(f"settings: engine.args (simulated): {error}") from None
 
 
 class Batch:
@@ -207,38 +194,24 @@ class Batch:
             1e3 / arguments.tokens_per_s, request_ms=arguments.prefill_ms
         )
         self._stepped = stepped
-        self._members: set[_Running | _Sequence] = set()
+        self._members: set[_Running] = set()
         """Each step gives them one more token."""
         self._work = asyncio.Event()
         self._steps: asyncio.Task[None] | None = None
-        self.failed = False
 
-    async def join(self, member: _Running | _Sequence) -> None:
+    async def join(self, member: _Running) -> None:
         await asyncio.sleep(self._timing.request_ms / 1e3)
         if self._steps is None:
             self._steps = asyncio.create_task(self._step(), name="simulated-steps")
         self._members.add(member)
         self._work.set()
 
-    def leave(self, member: _Running | _Sequence) -> None:
+    def leave(self, member: _Running) -> None:
         self._members.discard(member)
 
     def stop(self) -> None:
         if self._steps is not None:
             self._steps.cancel()
-
-    def suffer(self, fault: Fault | None) -> None:
-        """What the fault does to the engine, and not to the request alone."""
-        if fault is Fault.EXIT:
-            os._exit(1)
-        if fault is Fault.HOLD:
-            until_s = time.thread_time() + timings.SIMULATED_HOLD_S
-            while time.thread_time() < until_s:
-                pass
-        if fault is Fault.HANG:
-            self.stop()
-        if fault is Fault.FAIL:
-            self.failed = True
 
     async def _step(self) -> None:
         due = SYSTEM.monotonic_s()
@@ -263,7 +236,7 @@ class Batch:
 
 
 class _Running:
-    """A request of the engine without vLLM. `waiting`: tokens that it has not taken."""
+    """A request of the engine. `waiting`: tokens that it has not taken."""
 
     __slots__ = ("_left", "_pause", "produced", "prompt_tokens", "ready", "waiting")
 
@@ -296,15 +269,19 @@ class _Running:
 
 
 class SimulatedEngine:
-    """Without vLLM. Its fingerprint is constant: the text depends on nothing but the prompt."""
+    """Its fingerprint is constant: the text depends on nothing but the prompt."""
 
     name = fingerprint = "simulated"
 
     def __init__(self, settings: Settings) -> None:
-        self._arguments = arguments_of(settings)
+        try:
+            self._arguments = msgspec.convert(settings.engine.args, SimulatedArguments)
+        except msgspec.ValidationError as error:
+            raise SettingsError(f"settings: engine.args (simulated): {error}") from None
         self.progress = Progress()
         self._batch = Batch(self._arguments, self.progress.stepped)
         self._stall_s = settings.workers.engine_stall_timeout_s
+        self._failed = False
 
     async def start(self) -> None:
         """Nothing is loaded."""
@@ -322,7 +299,7 @@ class SimulatedEngine:
         self.progress.check(self._stall_s)
 
     def _check(self) -> None:
-        if self._batch.failed:
+        if self._failed:
             raise EngineFailed("the simulated engine was told to fail")
 
     async def serve(
@@ -404,7 +381,7 @@ class SimulatedEngine:
         try:
             while taken < limit:
                 tokens = await running.taken()
-                if taken >= fault_at or self._batch.failed:
+                if taken >= fault_at or self._failed:
                     await self._suffer(fault, attempt)
                 text = "".join(islice(words, tokens))
                 token_ids = range(taken + 1, taken + tokens + 1)
@@ -418,10 +395,21 @@ class SimulatedEngine:
             self._batch.leave(running)
 
     async def _suffer(self, fault: Fault | None, attempt: Attempt) -> None:
-        self._batch.suffer(fault)
-        if fault in (Fault.STAY, Fault.HANG):
-            await asyncio.Event().wait()
-        if self._batch.failed:
+        match fault:
+            case Fault.EXIT:
+                os._exit(1)
+            case Fault.HOLD:
+                until_s = time.thread_time() + timings.SIMULATED_HOLD_S
+                while time.thread_time() < until_s:
+                    pass
+            case Fault.HANG:
+                self._batch.stop()
+                await asyncio.Event().wait()
+            case Fault.STAY:
+                await asyncio.Event().wait()
+            case Fault.FAIL:
+                self._failed = True
+        if self._failed:
             attempt.stop(Cause.ENGINE_FAILED)
             self._check()
 
@@ -431,130 +419,3 @@ def text_of(prompt: bytes) -> Iterator[str]:
     seed = int.from_bytes(hashlib.blake2b(prompt, digest_size=4).digest(), "big")
     for number in count(1):
         yield f"{_WORDS[(seed + number * number) % len(_WORDS)]}-{number} "
-
-
-# -- under vLLM's own server ----------------------------------------------------------------------
-
-_NEEDED = {"load_format": "dummy", "max_logprobs": 0}
-"""There are no probabilities, so vLLM refuses requests for them."""
-
-
-class SimulatedVllm(VllmEngine):
-    """vLLM without its core: chats, Responses, Messages, tools and parsers are vLLM's, and what
-    computes tokens is not there. It needs the model's config and tokenizer, no weights. It writes
-    what `SimulatedEngine` does, and obeys no grammar.
-    """
-
-    name = "simulated"
-
-    def __init__(self, settings: Settings) -> None:
-        self._simulated = arguments_of(settings)
-        args = {**(self._simulated.vllm or {}), **_NEEDED}
-        engine = settings.engine.model_copy(update={"kind": "vllm", "args": args})
-        super().__init__(settings.model_copy(update={"engine": engine}))
-
-    def _made(self, engine_args: Any, **options: Any) -> Any:
-        from vllm.v1.engine import async_llm
-
-        def made(renderer: Any, **_: Any) -> _Core:
-            return _Core(self._simulated, renderer.tokenizer)
-
-        real = async_llm.EngineCoreClient
-        async_llm.EngineCoreClient = SimpleNamespace(make_async_mp_client=made)
-        try:
-            return super()._made(engine_args, **options)
-        finally:
-            async_llm.EngineCoreClient = real
-
-    async def _warm_up(self) -> None:
-        """Nothing is compiled."""
-
-
-class _Core:
-    """In place of vLLM's client of an engine core (`AsyncMPClient`)."""
-
-    def __init__(self, arguments: SimulatedArguments, tokenizer: Any) -> None:
-        from vllm.v1 import engine
-
-        self._vllm = engine
-        self.engine_ranks_managed = [0]
-        self.resources = SimpleNamespace(engine_dead=False)
-        self.arguments, self.tokenizer = arguments, tokenizer
-        self.batch = Batch(arguments, self._stepped)
-        self._sequences: dict[str, _Sequence] = {}
-        self._queue: asyncio.Queue[Any] = asyncio.Queue()
-        self._made: list[Any] = []
-
-    def __getattr__(self, name: str) -> Any:
-        """It has no caches and no weights that it could be told something about."""
-
-        async def ignored(*_: Any, **__: Any) -> None:
-            return None
-
-        if not name.endswith("_async"):
-            raise AttributeError(name)
-        return ignored
-
-    async def get_supported_tasks_async(self) -> tuple[str, ...]:
-        return ("generate",)
-
-    async def add_request_async(self, request: Any) -> None:
-        sequence = self._sequences[request.request_id] = _Sequence(self, request)
-        await self.batch.join(sequence)
-
-    async def abort_requests_async(self, request_ids: list[str]) -> None:
-        for request_id in request_ids:
-            self._ended(request_id)
-
-    async def get_output_async(self) -> Any:
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        outputs = await self._queue.get()
-        if outputs is None:
-            self.resources.engine_dead = True
-            raise EngineDeadError
-        return outputs
-
-    def shutdown(self, timeout: float | None = None) -> None:
-        self.batch.stop()
-
-    def write(self, request_id: str, token_id: int, last: bool) -> None:
-        reason = self._vllm.FinishReason.LENGTH if last else None
-        output = self._vllm.EngineCoreOutput(request_id, [token_id], finish_reason=reason)
-        self._made.append(output)
-        if last:
-            self._ended(request_id)
-
-    def _ended(self, request_id: str) -> None:
-        if sequence := self._sequences.pop(request_id, None):
-            self.batch.leave(sequence)
-
-    def _stepped(self) -> None:
-        made, self._made = self._made, []
-        outputs = self._vllm.EngineCoreOutputs(outputs=made)
-        self._queue.put_nowait(None if self.batch.failed else outputs)
-
-
-class _Sequence:
-    """A member of the batch: its tokens are those of the words that follow its prompt."""
-
-    def __init__(self, core: _Core, request: Any) -> None:
-        self._core, self._id = core, request.request_id
-        prompt = request.prompt_token_ids or []
-        prior = len(prior_of(request.sampling_params))
-        most = core.arguments.max_output_tokens
-        limit = request.sampling_params.max_tokens
-        self._left = min(limit, most or limit) - prior
-        words = text_of(repr(prompt).encode())
-        token_ids = (core.tokenizer.encode(one, add_special_tokens=False) for one in words)
-        self._tokens = islice(chain.from_iterable(token_ids), prior, None)
-        self._fault = core.arguments.fault_of(asked.get()[1])
-        self.prompt_tokens, self.produced = len(prompt) + prior, 0
-
-    def step(self) -> None:
-        if self._fault and self.produced >= self._core.arguments.fault_after_tokens:
-            self._core.batch.suffer(self._fault)
-            if self._fault is not Fault.HOLD:
-                return
-        self.produced += 1
-        self._core.write(self._id, next(self._tokens), self.produced >= self._left)

@@ -75,10 +75,8 @@ def vllm_version() -> str:
 class VllmEngine:
     """The real engine."""
 
-    name = ""
-
     def __init__(self, settings: Settings) -> None:
-        self.name = self.name or f"vllm-{vllm_version()}"
+        self.name = f"vllm-{vllm_version()}"
         self._settings = settings
         self._app: Callable[..., Awaitable[None]] | None = None
         self._paths: frozenset[str] = frozenset()
@@ -98,12 +96,21 @@ class VllmEngine:
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
         from vllm.entrypoints.launchers.app import build_app
         from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.engine.async_llm import AsyncLLM
 
-        from workers import answers, chunks, determinism, responses, resumable, shapes
+        from workers import (
+            answers,
+            chunks,
+            continuation,
+            determinism,
+            responses,
+            resumable,
+            shapes,
+        )
 
         args = engine_arguments(self._settings)
         engine_args = AsyncEngineArgs.from_cli_args(args)
-        self._engine = self._made(
+        self._engine = AsyncLLM.from_engine_args(
             engine_args,
             usage_context=UsageContext.OPENAI_API_SERVER,
             stat_loggers=[_step_logger(self.progress, self._usage)],
@@ -127,7 +134,8 @@ class VllmEngine:
         resumable.install()
         tasks = await self._engine.get_supported_tasks()
         if "generate" in tasks:
-            await self._warm_up()
+            logprobs = bool(self._settings.limits.max_logprobs)
+            await continuation.warm_up(self._engine, logprobs)
         app = build_app(args, tasks, self._engine.model_config)
         await init_app_state(client, app.state, args, tasks)
         # vLLM's error handler sets it if the engine is dead.
@@ -140,16 +148,6 @@ class VllmEngine:
         self._tasks = ", ".join(tasks)
         self._obeyed = shapes.obeyed
         self._app = app
-
-    def _made(self, engine_args: Any, **options: Any) -> Any:
-        from vllm.v1.engine.async_llm import AsyncLLM
-
-        return AsyncLLM.from_engine_args(engine_args, **options)
-
-    async def _warm_up(self) -> None:
-        from workers.continuation import warm_up
-
-        await warm_up(self._engine, logprobs=bool(self._settings.limits.max_logprobs))
 
     async def serve(
         self, request_id: str, line: RequestLine, body: bytes, attempt: Attempt

@@ -65,7 +65,6 @@ OWNERS = {
     "xgrammar": ("workers.shapes",),
     "vllm": (
         "workers.vllm_engine",
-        "workers.simulated_engine",
         "workers.resumable",
         "workers.shapes",
         "workers.engine_plugin",
