@@ -540,19 +540,19 @@ class QueueDepths:
         if not self.may_wait:
             return []
         streams = self._queue.keys
-        claimed = await self._link.call([("XINFO", "GROUPS", stream) for stream in streams])
+        most = timings.OVERDUE_A_LOOK
+        claims = await self._link.call([("XPENDING", stream, QUEUE_GROUP) for stream in streams])
         parts: list[Command] = []
-        for stream, groups in zip(streams, claimed, strict=True):
-            ms, seq = max(self._looked_to[stream], _last_claimed(groups))
-            parts.append(
-                ("XRANGE", stream, f"{ms}-{seq + 1}", "+", "COUNT", timings.OVERDUE_A_LOOK)
-            )
+        for stream, found in zip(streams, claims, strict=True):
+            there = not isinstance(found, Exception) and found[2]  # else no group, or no claim
+            last_claimed = EntryId.parse(found[2]) if there else BEGINNING
+            ms, seq = max(self._looked_to[stream], last_claimed)
+            parts.append(("XRANGE", stream, f"{ms}-{seq + 1}", "+", "COUNT", most))
         late: list[Overdue] = []
         looked = all_answered(await self._link.call(parts))
         for stream, items in zip(streams, looked, strict=True):
-            self._looked_to[stream] = (
-                EntryId.parse(items[-1][0]) if len(items) == timings.OVERDUE_A_LOOK else BEGINNING
-            )
+            more = len(items) == most
+            self._looked_to[stream] = EntryId.parse(items[-1][0]) if more else BEGINNING
             for entry_id, fields in map(with_fields, items):
                 # The ingress that claims an entry handles it if it cannot be decoded.
                 found = decode_deadline(fields)
@@ -576,11 +576,3 @@ def deletion(stream: str, entry_id: str) -> list[Command]:
 
 def text(value: bytes) -> str:
     return value.decode()
-
-
-def _last_claimed(groups: Any) -> EntryId:
-    """The last claimed id of a queue's group; none if the queue does not exist yet."""
-    if isinstance(groups, Exception):
-        return BEGINNING
-    facts = (dict(zip(group[::2], group[1::2], strict=True)) for group in groups)
-    return max((EntryId.parse(one[b"last-delivered-id"]) for one in facts), default=BEGINNING)

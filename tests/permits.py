@@ -12,7 +12,7 @@ from serve_app.local.redis_server import RedisServer
 from serve_app.redis.check import trial
 from serve_app.redis.connection import Command
 
-_HAVE_SUBCOMMANDS = ("XGROUP", "XINFO", "SCRIPT", "PUBSUB")
+_HAVE_SUBCOMMANDS = ("XGROUP", "SCRIPT", "PUBSUB")
 BESIDE = ("info", "zcard", "echo")
 """Without INFO there is only a warning. The others are the tests' own."""
 

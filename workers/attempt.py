@@ -394,7 +394,7 @@ class Attempt:
         if message["type"] == "http.response.start":
             headers = [(k.decode().lower(), v.decode("latin-1")) for k, v in message["headers"]]
             kept = [(k, v) for k, v in headers if k == "content-type"]
-            self.head = Head(message["status"], kept, logprobs_of_text=True)
+            self.head = Head(message["status"], kept)
             self._streamed = self.head.streamed
             return
         body: bytes = message.get("body", b"")

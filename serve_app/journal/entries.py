@@ -217,8 +217,6 @@ class Head(msgspec.Struct, frozen=True):
 
     status: int
     headers: list[tuple[str, str]]
-    logprobs_of_text: bool = False
-    """True: its log probabilities are of its text alone. Only the version before reads it."""
 
     @property
     def streamed(self) -> bool:

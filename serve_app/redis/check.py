@@ -130,7 +130,6 @@ XGROUP CREATE {journal} g $ MKSTREAM
 XREADGROUP GROUP g c COUNT 1 BLOCK 1 STREAMS {queue} {journal} > >
 XPENDING {queue} g
 XPENDING {queue} g IDLE 0 - + 1 c
-XINFO GROUPS {queue}
 XLEN {queue}
 XCLAIM {queue} g c 0 0-1
 XACK {queue} g 0-1

@@ -100,7 +100,7 @@ async def test_a_record_is_written_when_the_next_output_is_pulled(s: Scene) -> N
     assert entry.events == 1
     assert json.loads(entry.fields[b"o"]) == [[0, "a", [1], None, None, 7]]
     kind = ("content-type", "text/event-stream; charset=utf-8")
-    assert entry.head == Head(200, [kind], logprobs_of_text=True)
+    assert entry.head == Head(200, [kind])
     await s.recorded("b", 2, cached=7)
     entry = s.written()
     assert (entry.head, entry.events) == (None, 2), "the first alone has it"
