@@ -13,7 +13,6 @@ from .compare import compare
 from .idle import measure_idle
 from .lateness import measure_lateness
 from .long_among_short import measure_long_among_short
-from .micro import measure_micro
 from .options import parse
 from .run import SystemFailed
 from .survival import measure_survival
@@ -35,8 +34,6 @@ def main(arguments: Sequence[str]) -> int:
             there = Path(stack.enter_context(folder))
             if options.lateness:
                 return measure_lateness(options)
-            if options.micro:
-                return measure_micro(options, there)
             systems = _start(options, there, stack)
             if options.idle:
                 return measure_idle(options, arguments, systems)

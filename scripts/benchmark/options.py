@@ -21,8 +21,6 @@ examples, beside those of docs/evidence/performance.md:
   a service that runs already, and the same under 20 arrivals a second for half a minute:
     scripts/bench --url http://127.0.0.1:8000/v1
     scripts/bench --url http://127.0.0.1:8000/v1 --rate 20 --duration-s 30
-  what a change of the code changes, without load:
-    scripts/bench --micro --concurrency 8,64
   what waits and is preempted in an engine whose KV cache is too small for all:
     scripts/bench --serve --batching continuous --concurrency 160 --max-tokens 512 \\
       --set engine.args.max_model_len=1024 --set engine.args.num_gpu_blocks_override=64
@@ -85,7 +83,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         given.settings.insert(0, f"workers.max_running_requests={SLOTS}")
     if given.embeddings:
         given.max_tokens = 1
-    given.rounds = given.rounds or (7 if given.micro else 3 if given.against else 1)
+    given.rounds = given.rounds or (3 if given.against else 1)
     return given
 
 
@@ -119,12 +117,6 @@ def _add_systems(group: argparse._ArgumentGroup) -> None:
         help="of each kind, of all but bare-vllm and ray-serve-llm; vLLMs behind a gateway (1)",
     )
     add(
-        "--micro",
-        action="store_true",
-        help="the CPU time of a token in the service's own code: worker and ingress in this "
-        "process, without Ray, sockets and HAProxy",
-    )
-    add(
         "--lateness",
         action="store_true",
         help="how many tokens a busy worker writes together and how long they wait for it, with "
@@ -146,7 +138,7 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
         "token",
     )
     add("--seed", type=int, default=0, help="seed of prompts and arrivals (0)")
-    rounds = "runs of every system and load (3 with peers, 7 with --micro, else 1)"
+    rounds = "runs of every system and load (3 with peers, else 1)"
     add("--rounds", type=positive, help=rounds)
 
 
@@ -207,9 +199,7 @@ def _add_comparisons(group: argparse._ArgumentGroup) -> None:
 def _contradiction(given: argparse.Namespace) -> str | None:
     """What does not go together, in words for the user."""
     systems = len(given.against) + given.serve + bool(given.url)
-    alone = given.micro or given.lateness
     kinds = (
-        given.micro,
         given.lateness,
         given.idle,
         given.kill,
@@ -220,13 +210,13 @@ def _contradiction(given: argparse.Namespace) -> str | None:
         "--serve starts the service and --url names a running one: give only one of them": (
             given.serve and given.url
         ),
-        "nothing to measure: give --url, --serve, --against, --micro or --lateness": not (
-            systems or given.virtual or alone
+        "nothing to measure: give --url, --serve, --against or --lateness": not (
+            systems or given.virtual or given.lateness
         ),
-        "of --micro, --lateness, --idle, --kill, --batching and --long-among-short give only one": (
+        "of --lateness, --idle, --kill, --batching and --long-among-short give only one": (
             sum(map(bool, kinds)) > 1
         ),
-        "--micro and --lateness start what they measure, and nothing beside it": alone and systems,
+        "--lateness starts what it measures, and nothing beside it": given.lateness and systems,
         "--idle and --kill need systems that this command starts": (
             (given.idle or given.kill) and given.url
         ),
