@@ -333,17 +333,11 @@ class RequestQueue:
             for entry in await self._entries(text(stream), map(with_fields, items))
         ]
 
-    async def are_ours(self, entries: Sequence[QueueEntry]) -> list[bool]:
-        """Whether nobody has taken these claims over; checks many in one round trip."""
-        replies = await self.link.call(
-            [
-                ("XPENDING", entry.stream, QUEUE_GROUP, entry.entry_id, entry.entry_id, "1")
-                for entry in entries
-            ]
-        )
-        return [
-            bool(found) and text(found[0][1]) == self._consumer for found in all_answered(replies)
-        ]
+    async def is_ours(self, entry: QueueEntry) -> bool:
+        """Whether nobody has taken this claim over."""
+        asked = ("XPENDING", entry.stream, QUEUE_GROUP, entry.entry_id, entry.entry_id, "1")
+        (found,) = all_answered(await self.link.call([asked]))
+        return bool(found) and text(found[0][1]) == self._consumer
 
     async def acknowledge(self, entry: QueueEntry) -> None:
         """Delete a request's entry, after the terminal entry has been read."""

@@ -210,10 +210,6 @@ ADOPTED_LOOK_S = 0.5
 """Time between two checks of an adopted request, if there are at most `ADOPTED_MANY`."""
 ADOPTED_MANY = 500
 """With more adopted requests each is checked less often, so that checks never occupy the loop."""
-ADOPTED_GATHER_S = 0.05
-"""Checks requested within this time go out together."""
-ADOPTED_A_LOOK = 250
-"""Requests per round trip of such a check."""
 
 # -- admission ------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from serve_app.errors import RedisUnavailable, Unreadable
 from serve_app.foundation import Foundation
 from serve_app.journal.entries import REQUEST_ID
 from serve_app.journal.store import JournalStore
-from serve_app.loops import backoff, first, jittered, retrieved
+from serve_app.loops import backoff, first, jittered
 from serve_app.observability.logs import Outage, about
 from serve_app.observability.tracing import CLIENT, Facts
 from serve_app.policy.work import writes_tokens
@@ -221,7 +221,8 @@ class Attempts:
         self._quarantine = Quarantine(self._base.link, self._base.settings.namespace)
         self._poison_after = self._base.settings.queue.max_engine_deaths
         self.stalls = StallTracker()
-        self._adopted = Adopted(self._store, self._queue)
+        self._adopted = 0
+        """How many requests are watched whose attempts others have started."""
         self._outage = Outage(log, "dispatcher: waiting for Redis")
 
     async def _until_reached(self, step: Callable[[], Awaitable[T]]) -> T:
@@ -419,13 +420,8 @@ class Attempts:
         """After a lost attempt: the next one, or None if the request has ended. Raises `NotOurs` if
         another ingress has taken it over, whose attempts must not be fenced.
         """
-        # in this order, since a claim goes with the end
-        (ours,) = await self._until_reached(lambda: self._queue.are_ours([entry]))
-        record = await self._until_reached(lambda: self._store.record(entry.request_id))
-        if record is None or record.ended:
+        if (record := await self._running(entry)) is None:
             return None
-        if not ours:
-            raise NotOurs
         opened = [attempt.cause for attempt in record.openings]
         newest_epoch = record.last.id.epoch
         following = after_loss(opened, newest_epoch, cause, tried, self._poison_after)
@@ -450,12 +446,7 @@ class Attempts:
         """
         began_s = self._clock.local.monotonic_s()
         self._stalls_for(entry, StallReason.ADOPTED)
-        while True:
-            record, ours = await self._until_reached(lambda: self._adopted.look(entry))
-            if record is None or record.ended:
-                return None
-            if not ours:
-                raise NotOurs
+        while (record := await self._running(entry)) is not None:
             if cause := record.last.quit:
                 unopened = cause == Cause.NOT_OPENED
                 return await self._next(entry, Cause.NOT_OPENED if unopened else Cause.LOST)
@@ -471,7 +462,26 @@ class Attempts:
             if self._left_s(entry) < -timings.EXPIRE_GRACE_S:
                 await self._end(entry, State.EXPIRED, Reason.DEADLINE)
                 return None
-            await self._adopted.pause()
+            self._adopted += 1
+            try:  # a dead ingress may leave thousands, and they must not occupy the loop
+                many = max(1.0, self._adopted / timings.ADOPTED_MANY)
+                await asyncio.sleep(timings.ADOPTED_LOOK_S * many)
+            finally:
+                self._adopted -= 1
+        return None
+
+    async def _running(self, entry: QueueEntry) -> Record | None:
+        """What is known of a request; None if it has ended. Raises `NotOurs` if another ingress has
+        taken it over.
+        """
+        # in this order, since a claim goes with the end
+        ours = await self._until_reached(lambda: self._queue.is_ours(entry))
+        record = await self._until_reached(lambda: self._store.record(entry.request_id))
+        if record is None or record.ended:
+            return None
+        if not ours:
+            raise NotOurs
+        return record
 
     async def _keep_dead(self, entry: QueueEntry, attempts: int) -> None:
         request = await self._store.read_request(entry.request_id)
@@ -495,58 +505,6 @@ class Attempts:
     def _left_s(self, entry: QueueEntry) -> float:
         """Seconds until the request's deadline; negative if it has passed."""
         return entry.deadline_ms / 1000 - self._clock.now_s()
-
-
-Looks = dict[tuple[str, str], tuple[Record | None, bool]]
-"""By queue entry: what is known of the request, and whether nobody has taken the claim over."""
-
-
-class Adopted:
-    """Checks adopted requests together, in one round trip: only the tails of their journals, and
-    whether their claims are still ours.
-
-    An ingress that dies leaves hundreds of running attempts to the others. Individual checks would
-    take thousands of round trips per second, in the same event loop that renews the lease.
-    """
-
-    def __init__(self, store: JournalStore, queue: RequestQueue) -> None:
-        self._store = store
-        self._queue = queue
-        self._asked: list[QueueEntry] = []
-        self._round: asyncio.Task[Looks] | None = None
-        self._turn = asyncio.Lock()
-        self._watched = 0
-
-    async def look(self, entry: QueueEntry) -> tuple[Record | None, bool]:
-        """Check a request a moment later, together with all others requested meanwhile."""
-        if self._round is None:
-            self._round = asyncio.create_task(self._look(), name="adopted-look")
-            self._round.add_done_callback(retrieved)
-        self._asked.append(entry)
-        return (await asyncio.shield(self._round))[entry.key]
-
-    async def pause(self) -> None:
-        """Wait until the next check; longer if many requests are watched, so that checks never
-        occupy the loop.
-        """
-        await asyncio.sleep(timings.ADOPTED_LOOK_S * max(1.0, self._watched / timings.ADOPTED_MANY))
-
-    async def _look(self) -> Looks:
-        await asyncio.sleep(timings.ADOPTED_GATHER_S)
-        async with self._turn:
-            asked, self._asked, self._round = self._asked, [], None
-            self._watched = len(asked)
-            found: Looks = {}
-            for start in range(0, len(asked), timings.ADOPTED_A_LOOK):
-                entries = asked[start : start + timings.ADOPTED_A_LOOK]
-                try:
-                    ours = await self._queue.are_ours(entries)
-                    records = await self._store.records([entry.request_id for entry in entries])
-                except Exception as error:  # of any kind: one of them must not end the others
-                    raise RedisUnavailable(str(error) or type(error).__name__) from error
-                keys = [entry.key for entry in entries]
-                found.update(zip(keys, zip(records, ours, strict=True), strict=True))
-            return found
 
 
 def _log(level: int, entry: QueueEntry, what: str, reason: str = "", **more: bool) -> None:

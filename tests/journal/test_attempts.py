@@ -148,7 +148,7 @@ async def test_a_worker_that_hangs_under_an_adopted_request_counts_as_well(
         await writer.open("req_1", epoch, b"%d" % epoch, AttemptFacts("replica-0", "e", 0, cause))
     its.replicas.leased(REPLICAS[1:])
     (entry,) = await w.queue("ingress-2")._claim_from(w.stream("standard"), "ingress-1", 0, ())
-    its.attempts._queue = its.attempts._adopted._queue = w.queue("ingress-2")
+    its.attempts._queue = w.queue("ingress-2")
     await its.attempts.run(entry)
     assert await w.ending() == ("failed", "poison")
 
