@@ -23,7 +23,7 @@ from serve_app.files.files import File, Files, new_file_id
 from serve_app.files.storage import each
 from serve_app.ingress.connection_limits import Uploads
 from serve_app.ingress.files_api import not_configured
-from serve_app.ingress.objects import listing, not_found
+from serve_app.ingress.objects import fields_of, listing, not_found
 from serve_app.ingress.objects_api import Readers
 from serve_app.ingress.validation.bodies import Validator
 from serve_app.ingress.validation.fields import INFERENCE_PATHS, METADATA, Schema, check, compiled
@@ -87,10 +87,6 @@ _TIMES = (
 )
 _Id = Annotated[str, Query(max_length=200)]
 _Look = Callable[[str, str], Awaitable[Batch | None]]
-
-
-class _Inline(msgspec.Struct):
-    requests: list[msgspec.Raw] | None = None
 
 
 class _Source(NamedTuple):
@@ -337,7 +333,7 @@ def _asked(body: bytes, limits: RequestLimits) -> tuple[dict[str, Any], list[byt
         raise invalid_value("requests", "a batch has these, a file or an earlier batch")
     if not 0 < len(lines) <= _MOST_INLINE:
         raise invalid_value("requests", f"there must be 1 to {_MOST_INLINE:,} of them")
-    raw = msgspec.json.decode(body, type=_Inline).requests or ()
+    raw = msgspec.json.decode(fields_of(body)["requests"], type=list[msgspec.Raw])
     return asked, [bytes(one).replace(b"\n", b" ").replace(b"\r", b" ") + b"\n" for one in raw]
 
 

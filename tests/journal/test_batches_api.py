@@ -224,6 +224,15 @@ async def test_inline_requests_are_stored_as_they_were_sent(d: Door) -> None:
     assert json.loads(stored) == line("a", user=long)
 
 
+async def test_of_fields_with_one_name_the_last_one_counts(d: Door) -> None:
+    fields = f'"endpoint": "{CHATS}", "completion_window": "1h", "requests": 3'
+    body = f'{{{fields}, "requests": [{json.dumps(line("a"))}]}}'
+    headers = {"content-type": "application/json"}
+    made = await d.http.post(PATH, content=body, headers=headers)
+    assert made.status_code == 200, made.text
+    assert json.loads(await content(d, made.json()["input_file_id"])) == line("a")
+
+
 async def test_a_key_stands_for_one_batch(d: Door) -> None:
     file_id = await uploaded(d)
     first = (await posted(d, "k", input_file_id=file_id)).json()
