@@ -1,9 +1,10 @@
-"""A machine that stands still for seconds looks like processes that have died: their leases end. In
-these tests a lease ends only because of what the test does.
+"""A machine that stands still for seconds looks like processes that have died, whose leases end,
+and like a Redis that says nothing. In these tests both come only of what the test does.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from serve_app.clock import RedisClock
 from serve_app.cluster import leases
 from tests.journal.admitting import StillIngress, admitting
 from tests.journal.journal_helpers import PrivateRedis, World, world
+from tests.waiting import PATIENCE_S
 
 LEASE_MS, LONG_MS = timings.LEASE_MS, 3_600_000
 
@@ -33,6 +35,24 @@ class _LongLeases:
 def long_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     """The leases of ingresses and workers."""
     monkeypatch.setattr(leases, "timings", _LongLeases())
+
+
+@pytest.fixture(autouse=True)
+def patient_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of what Redis takes and answers."""
+    for name in ("REDIS_CHECK_ANSWER_S", "REDIS_SIZE_ANSWER_S", "REDIS_ANSWER_COUNTS_S"):
+        monkeypatch.setattr(timings, name, PATIENCE_S)
+
+
+@pytest.fixture
+def logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> pytest.LogCaptureFixture:
+    """Lines of the service, each once, whether a test before this one has begun its log or not."""
+    logger = logging.getLogger("hermes")
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    monkeypatch.setattr(logger, "propagate", False)
+    return caplog
 
 
 @pytest.fixture

@@ -188,7 +188,12 @@ async def door_of(ingress: IngressProcess) -> AsyncIterator[Door]:
         port = listening.getsockname()[1]
         app = _cancelled_when_the_client_leaves(ingress.app())
         config = uvicorn.Config(
-            app, http=HttpProtocol, log_level="critical", lifespan="off", ws="none"
+            app,
+            http=HttpProtocol,
+            timeout_keep_alive=3_600,  # what is closed while a client writes to it looks broken
+            log_level="critical",
+            lifespan="off",
+            ws="none",
         )
         server = _Server(config)
         serving = asyncio.create_task(server.serve([listening]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import re
 import time
@@ -164,7 +163,7 @@ async def test_claims_of_a_dead_ingress_are_taken_over_by_one_whose_loop_always_
 
 
 async def test_a_call_that_no_worker_opens_is_sent_again(
-    w: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    w: World, monkeypatch: pytest.MonkeyPatch, logged: pytest.LogCaptureFixture
 ) -> None:
     """As one that waits for ever in a router, or whose answer was lost: the journal says that
     nobody has begun.
@@ -172,8 +171,6 @@ async def test_a_call_that_no_worker_opens_is_sent_again(
     monkeypatch.setattr(timings, "CALL_OPENS_S", 0.5)  # of the first call
     monkeypatch.setattr(timings, "REPLICA_AVOID_S", 600.0)
     monkeypatch.setattr(timings, "WAITING_TELL_S", 0.05)
-    # Whoever configured it before:
-    monkeypatch.setattr(logging.getLogger("hermes"), "handlers", [caplog.handler])
     async with serving(w) as (worker, ingress):
         replicas, avoided = ingress._replicas, list[set[str]]()
 
@@ -188,7 +185,7 @@ async def test_a_call_that_no_worker_opens_is_sent_again(
         assert worker.calls == [("req_1", 1), ("req_1", 1)]
         assert avoided == [set(), {OPENED.replica}], "the second call goes elsewhere, if it can"
         assert ingress.dispatcher._attempts.stalls.longer_than(0, math.inf) == []
-    assert re.search(r"req_1 has waited for \d+ s: opening", caplog.text)
+    assert re.search(r"req_1 has waited for \d+ s: opening", logged.text)
 
 
 MANY = 2_000

@@ -149,12 +149,11 @@ async def test_what_redis_refuses_for_now_is_told_in_its_words_and_once(
     tmp_path: Path,
     namespace: str,
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    logged: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(timings, "REDIS_CHECK_AGAIN_S", 1e6)
     monkeypatch.setattr(timings, "REDIS_CHECK_RETRY_S", 0.02)
     (tmp_path / "data" / "dump.rdb").mkdir()  # so that it cannot save
-    monkeypatch.setattr(logging.getLogger("hermes"), "handlers", [caplog.handler])
 
     async def problem(d: Door) -> str:
         return str((await d.http.get("/readyz")).json()["problem"])
@@ -165,7 +164,7 @@ async def test_what_redis_refuses_for_now_is_told_in_its_words_and_once(
     ):
         for words, (breaking, mending) in REFUSED_FOR_NOW.items():
             await eventually(lambda: ready(d))
-            caplog.clear()
+            logged.clear()
             for command in breaking:
                 await operator.execute_command(*command)  # type: ignore[no-untyped-call]
 
@@ -180,7 +179,7 @@ async def test_what_redis_refuses_for_now_is_told_in_its_words_and_once(
             refused = await d.post("Hi")
             reasons = ("journal_unavailable", "storage_full")
             assert refused.headers["x-hermes-reason"] in reasons, words
-            lines = [line for line in caplog.messages if "cannot be used" in line]
+            lines = [line for line in logged.messages if "cannot be used" in line]
             assert sum(words in line for line in lines) == 1, lines
             assert len(lines) <= 2, "and at most one of the network, before Redis said why"
             for command in mending:
