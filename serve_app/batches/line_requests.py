@@ -25,7 +25,7 @@ from serve_app.journal.reader import Ending
 from serve_app.journal.store import JournalStore
 from serve_app.journal.usage import Usage
 from serve_app.policy.classes import BATCH
-from serve_app.policy.tenants import NO_LIMITS, Tenant
+from serve_app.policy.tenants import Limits, Tenant
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import body_key, journal_key, later_request_key, metadata_key
 from serve_app.redis.link import RedisLink
@@ -97,7 +97,8 @@ class LineRequests:
             message = f"The policy has no tenant '{facts.tenant}' any more."
             raise RequestRefused(Reason.KEY_NOT_PERMITTED, message)
         most_output = tenant.limits.max_output_tokens
-        tenant = tenant._replace(key_id=facts.key, limits=NO_LIMITS, classes=(BATCH,))
+        limits = Limits(tokens_per_month=tenant.limits.tokens_per_month)  # no other counts lines
+        tenant = tenant._replace(key_id=facts.key, limits=limits, classes=(BATCH,))
         request, body, _ = await self.validator.parse(facts.endpoint, body, most_output)
         model = request.get("model")
         tenant.check_model(model or facts.model, facts.model)

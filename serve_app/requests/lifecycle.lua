@@ -16,10 +16,10 @@ accept  KEYS  none; or 1 the string of an idempotency key, 2 the journal of its 
         LIMIT is the first command if the tenant has limits: what it has used of them (key), what
               has not ended (key), their lifetime (ms), now (ms), when the request has ended for
               certain (ms; 0: no limit counts it), its id, this month, the tokens and the background
-              tokens that it takes, the limits in the order of `wanted` (0: none). Without a command
-              behind it, nothing is accepted. It returns a list: the above, or -1 if nothing was
-              accepted; the number of the limit that refuses or 0; and the numbers of `Standing`
-              (policy/tenants.py)
+              tokens that it takes, 1 if the minute counts it or 0, the limits in the order of `wanted`
+              (0: none). Without a command behind it, nothing is accepted. It returns a list: the
+              above, or -1 if nothing was accepted; the number of the limit that refuses or 0; and
+              the numbers of `Standing` (policy/tenants.py)
 leave   KEYS  1 twins
         ARGV  2 id, 3 lifetime (ms): no retry joins this request
         returns 1
@@ -38,7 +38,8 @@ end     KEYS  1 journal, 2 ledger of the hour
         TELL is a command of its own: it publishes to whoever has claimed a queue entry (stream,
               group, id, channel without the ingress's name, message);
         SETTLE, too: gives back what the request has taken of its tenant's limits (both keys,
-              lifetime, id, month, tokens, background tokens), and counts what it has used;
+              lifetime, id, month, tokens, background tokens, 1 if the minute counts it or 0), and
+              counts what it has used;
         LEAVE, too: no retry joins a request any more, unless nobody alive has read it: then one may
               for a while (twins, id, channel, until and lifetime, ms)
 
@@ -174,7 +175,7 @@ local function free(is, key, running, lifetime, now_ms) -- the places of what no
 end
 
 local function limited(limit) -- what is used now, and the number of the limit that refuses more
-  local is, now, limits = used_of(limit[2], limit[3]), math.floor(limit[5] / 60000), {unpack(limit, 11)}
+  local is, now, limits = used_of(limit[2], limit[3]), math.floor(limit[5] / 60000), {unpack(limit, 12)}
   local month, tokens, background = tonumber(limit[8]), tonumber(limit[9]), tonumber(limit[10])
   free(is, unpack(limit, 2, 5))
   -- clocks differ by less than a minute; if by more, Redis's own was set back
@@ -194,8 +195,8 @@ local function limited(limit) -- what is used now, and the number of the limit t
 end
 
 local function take(limit, is)
-  local _, key, running, lifetime, _, ends, id, _, tokens, background = unpack(limit)
-  is.r, is.t, is.u = is.r + 1, is.t + tokens, is.u + tokens
+  local _, key, running, lifetime, _, ends, id, _, tokens, background, by_minute = unpack(limit)
+  is.r, is.t, is.u = is.r + by_minute, is.t + tokens * by_minute, is.u + tokens
   if ends ~= '0' and redis.call('ZADD', running, ends, id .. ' ' .. background) == 1 then
     is.c, is.b = is.c + 1, is.b + background
     redis.call('PEXPIRE', running, lifetime)
@@ -203,7 +204,7 @@ local function take(limit, is)
   save(key, lifetime, is)
 end
 
-local function settle(used, key, running, lifetime, id, month, tokens, background)
+local function settle(used, key, running, lifetime, id, month, tokens, background, by_minute)
   local is, known = used_of(key, running)
   if is.c > 0 and redis.call('ZREM', running, id .. ' ' .. background) == 1 then
     is.c, is.b = is.c - 1, math.max(is.b - background, 0)
@@ -211,7 +212,7 @@ local function settle(used, key, running, lifetime, id, month, tokens, backgroun
   if not known then return end -- its lifetime is over
   local prompt, output = string.match(used, '^(%d+) %d+ (%d+)')
   local beyond = prompt + output - tokens
-  is.d = is.d + beyond
+  is.d = is.d + beyond * by_minute
   if beyond > 0 or is.m == tonumber(month) then is.u = math.max(is.u + beyond, 0) end
   save(key, lifetime, is)
 end

@@ -292,7 +292,7 @@ def _limit(settings: Settings, accepted: Accepted) -> list[Command]:
     counted = limits.concurrent_requests or limits.background_tokens
     ended_ms = facts.deadline_ms + int(timings.ENDED_WITHIN_S * 1000) if counted else 0
     used = limits_key(*whose), running_key(*whose), timings.LIMITS_KEPT_MS
-    asked = reserved.month, reserved.tokens, reserved.background_tokens
+    asked = reserved.month, reserved.tokens, reserved.background_tokens, int(not facts.batch)
     its = facts.admitted_ms, ended_ms, accepted.request_id
     return [("LIMIT", *used, *its, *asked, *in_order(limits))]
 
@@ -304,7 +304,7 @@ def _settle(settings: Settings, ended: Ended) -> list[Command]:
         return []
     its, whose = facts.reserved, (settings.namespace, facts.tenant)
     used = limits_key(*whose), running_key(*whose), timings.LIMITS_KEPT_MS
-    given = its.month, its.tokens, its.background_tokens
+    given = its.month, its.tokens, its.background_tokens, int(not facts.batch)
     return [("SETTLE", *used, ended.request_id, *given)]
 
 

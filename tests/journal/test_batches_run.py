@@ -20,6 +20,7 @@ from serve_app.clock import RedisClock
 from serve_app.contract import Reason, State
 from serve_app.errors import RequestRefused
 from serve_app.policy.tenants import Limits
+from serve_app.redis.keyspace import limits_key
 from tests.journal.batching import STILL, Bench, Knife, bench
 from tests.journal.journal_helpers import World
 from tests.waiting import eventually
@@ -378,6 +379,23 @@ async def test_a_file_with_too_many_tokens_fails_its_batch(at: Bench) -> None:
 
 def more_than(prompts: list[str], number: int) -> bool:
     return len(prompts) > number
+
+
+async def test_lines_count_only_towards_the_tokens_of_the_month(at: Bench) -> None:
+    """What is beyond them is refused in the error file, and nothing of the minute is taken."""
+    limits = Limits(1, 1, 1, 1_000_000, tokens_per_month=300)
+    at.tenants = {"t": at.tenant(limits)}
+    async with at.leader():
+        found = await at.over(await at.create([f"p{n:02}" for n in range(40)], limits=limits))
+    assert found.completed
+    assert found.failed
+    errors = [line["response"] for line in await at.lines(found.error_file_id)]
+    assert {error["status_code"] for error in errors} == {429}
+    assert {error["body"]["error"]["code"] for error in errors} == {"quota_exceeded"}
+    used = await at.w.redis.get(limits_key(at.w.settings.namespace, "t"))
+    _, _, month, requests, tokens, running, background, debt = map(int, used.split())
+    assert month == found.usage.prompt + found.usage.output == 8 * found.completed
+    assert (requests, tokens, running, background, debt) == (0, 0, 0, 0, 0)
 
 
 async def test_64_lines_survive_the_ingress_and_the_worker_that_hold_them(
