@@ -80,8 +80,8 @@ ADVICE: dict[Reason, str] = {
     "simpler.",
     Reason.ANSWER_TOO_LARGE: "The answer exceeds `journal.max_answer_bytes`: ask for less at a "
     "time.",
-    Reason.IDEMPOTENCY_CONFLICT: "The `Idempotency-Key` belongs to a request with another body: "
-    "use a new key.",
+    Reason.IDEMPOTENCY_CONFLICT: "The `Idempotency-Key` belongs to another request, file or "
+    "batch: use a new key.",
     Reason.INTERNAL: "The service failed on this request: report it to the operator.",
 }
 """What has happened and what the client should do, for docs/errors.md."""

@@ -6,7 +6,8 @@ The outbox. Each step is executed by Redis as a whole, or not at all:
   KEYS  1 stream: events that have just happened, of which nobody has taken notice
         2 sorted set: routes, by when a delivery of theirs is due and nobody holds them
         3 sorted set: deliveries that wait, by when their event happened (ms)
-        4 hash: how many of them each tenant has
+        4 hash: how many of them each tenant has; under '' how many events were added since the last look,
+    and were left by it
         5 hash: until when each route is held or pauses (ms)
         6 stream: dead deliveries
 
@@ -17,7 +18,8 @@ dies, the route is due again after the lease, with all that it has not settled.
 file    ARGV  3 most that wait, 4 most of one tenant, 5 most that are dead, 6 most events
         moves events into their routes. Beyond a bound, the delivery of the route that has failed for
         longest is dead, or the oldest of all
-        returns how many were moved, how many are dead for that, how many wait, since when (ms; 0)
+        returns how many were moved, how many are dead for that, how many wait, since when (ms; 0),
+              and how many events the stream has lost, because it holds no more than wait
 take    ARGV  3 lease (ms), 4 most routes, 5 most deliveries of each
         returns of each route that is held from now on: its name, and pairs of a delivery and when its
         event happened (ms)
@@ -93,6 +95,7 @@ redis.call('XDEL', STREAM, '0-0') -- a full Redis refuses only a first write tha
 function steps.file()
   local most, each, kept = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
   local events, dead = redis.call('XRANGE', STREAM, '-', '+', 'COUNT', ARGV[6]), 0
+  local lost = tonumber(redis.call('HGET', COUNTS, '') or 0) - redis.call('XLEN', STREAM)
   for _, event in ipairs(events) do
     local delivery = event[2][2]
     redis.call('XDEL', STREAM, event[1])
@@ -108,8 +111,9 @@ function steps.file()
       dead = dead + 1
     end
   end
+  if #events > 0 then redis.call('HSET', COUNTS, '', redis.call('XLEN', STREAM)) end
   local oldest = redis.call('ZRANGE', SINCE, 0, 0, 'WITHSCORES')
-  return {#events, dead, redis.call('ZCARD', SINCE), tonumber(oldest[2] or 0)}
+  return {#events, dead, redis.call('ZCARD', SINCE), tonumber(oldest[2] or 0), math.max(lost, 0)}
 end
 
 function steps.take()

@@ -48,9 +48,15 @@ def telling(
         subject: the id of what has ended.
         url: the webhook that was named with it, which `check_url` has permitted; or nothing.
     """
-    key, most = outbox_key(settings.namespace), settings.webhooks.max_waiting
-    found = deliveries(settings.webhooks, event, subject, tenant, ended_ms, url)
-    return [("XADD", key, "MAXLEN", "~", most, "*", "d", encoded(one)) for one in found]
+    namespace, most = settings.namespace, settings.webhooks.max_waiting
+    key, counts = outbox_key(namespace), delivery_counts_key(namespace)
+    commands: list[Command] = []
+    for one in deliveries(settings.webhooks, event, subject, tenant, ended_ms, url):
+        commands += [
+            ("XADD", key, "MAXLEN", "~", most, "*", "d", encoded(one)),
+            ("HINCRBY", counts, "", 1),
+        ]
+    return commands
 
 
 def encoded(delivery: Delivery) -> bytes:
@@ -68,13 +74,15 @@ class Waiting(NamedTuple):
 
 class Filed(NamedTuple):
     """What a look at the stream has found: events, and deliveries that are dead for their number;
-    and what waits now, the oldest since then (0: nothing waits).
+    what waits now, the oldest since then (0: nothing waits); and events that are lost, because the
+    stream holds no more than may wait.
     """
 
     events: int
     dead: int
     waiting: int
     oldest_ms: int
+    lost: int
 
 
 class Result(NamedTuple):

@@ -162,6 +162,9 @@ class Sender:
         if filed.dead:
             self._telemetry.count("hermes_webhooks_dead", "too_many", by=filed.dead)
             log.warning("webhook: %d events are dead: too many wait", filed.dead)
+        if filed.lost:
+            self._telemetry.count("hermes_webhooks_dead", "lost", by=filed.lost)
+            log.error("webhook: lost %d events: too many came while no ingress ran", filed.lost)
 
 
 def _dead(answered: Answered, age_s: float, give_up_after_s: float) -> str:

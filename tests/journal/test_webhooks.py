@@ -16,6 +16,7 @@ import trustme
 from serve_app import timings
 from serve_app.contract import Reason, State
 from serve_app.observability.metrics import Telemetry
+from serve_app.redis.keyspace import outbox_key
 from serve_app.webhooks.outbox import Outbox, telling
 from tests.http_server import Asked, Wire, head, sending, serving, whole
 from tests.journal.in_process import door, in_process, keys_of, settings_of
@@ -384,6 +385,19 @@ async def test_what_is_too_many_is_dead_and_only_the_tenants_own(w: World) -> No
     taken = await outbox.take(1_000)
     assert "one|other" not in taken  # it was the oldest
     assert len(taken) == 96
+
+
+async def test_events_that_were_lost_while_no_ingress_ran_are_counted(w: World) -> None:
+    world_with(w, **receivers(one="http://127.0.0.1:1"), max_waiting=100)
+    outbox, ends = _outbox(w), [f"resp_{number}" for number in range(1_000)]
+    assert (await outbox.file()).lost == 0
+    await tell(w.link, w.settings, *ends)
+    left = await w.redis.xlen(outbox_key(w.settings.namespace))
+    assert left < 1_000
+    filed = await outbox.file()
+    assert (filed.events, filed.lost) == (100, 1_000 - left)
+    await tell(w.link, w.settings, "one", "more")
+    assert [(await outbox.file()).lost for _ in range(3)] == [0, 0, 0]
 
 
 async def test_a_sender_that_stops_lets_go_of_its_routes(w: World) -> None:
