@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
+import gc
 import itertools
 import os
 import signal
@@ -57,6 +59,20 @@ def pytest_sessionstart() -> None:
 def anyio_backend() -> str:
     """What async tests and fixtures run on."""
     return "asyncio"
+
+
+async def _collected() -> None:
+    gc.collect()
+    await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left() -> Iterator[None]:
+    """A file leaves nothing behind that belongs to a closed event loop, such as an SDK's client or
+    a process: its finalizer would fail in whichever test runs when Python collects it.
+    """
+    yield
+    asyncio.run(_collected())
 
 
 @pytest.fixture(scope="session")

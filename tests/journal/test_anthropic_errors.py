@@ -16,6 +16,7 @@ IDENTIFIED = {"anthropic-version": "2023-06-01"}
 
 
 def sdk(d: Door, key: str) -> anthropic.AsyncAnthropic:
+    """To be closed: else its finalizer closes it in the loop of whichever test runs then."""
     url = f"http://127.0.0.1:{d.port}"
     return anthropic.AsyncAnthropic(base_url=url, api_key=key, max_retries=0, timeout=60)
 
@@ -26,13 +27,15 @@ async def test_what_is_not_accepted_raises_the_sdks_own_errors(
     queue = {"max_waiting_standard": 2, "max_tenant_share": 0.5}
     sections = {"queue": queue, "auth": keys_of(tmp_path, "one", "two")}
     async with door(redis_url, namespace, **sections) as d:
-        with pytest.raises(anthropic.AuthenticationError):
-            await sdk(d, "wrong").messages.create(**COUNT)
+        async with sdk(d, "wrong") as client:
+            with pytest.raises(anthropic.AuthenticationError):
+                await client.messages.create(**COUNT)
         detached = {"prefer": "respond-async"}
         for key in ("one", "two"):
             headers = {"x-api-key": key, **detached, **IDENTIFIED}
             answer = await d.http.post("/v1/messages", json=COUNT, headers=headers)
             assert answer.status_code == 202
             if key == "one":
-                with pytest.raises(anthropic.RateLimitError):
-                    await sdk(d, key).messages.create(**COUNT)
+                async with sdk(d, key) as client:
+                    with pytest.raises(anthropic.RateLimitError):
+                        await client.messages.create(**COUNT)
