@@ -1,6 +1,6 @@
 """The command `attach`: a proxy on this machine's loopback address, through which every program has
-what `serve_app/client` gives to httpx: POSTs that are computed once, and streams that go on behind
-a broken connection. All else, credentials too, passes as it is, and nothing is logged.
+what `serve_app/client.py` gives to httpx: POSTs that are computed once, and streams that go on
+behind a broken connection. All else, credentials too, passes as it is, and nothing is logged.
 
 Only programs of this machine can use it, and no web page: a browser says in `Host` and `Origin`
 which site its script is from.
@@ -21,8 +21,7 @@ import typer
 
 from serve_app.cli.console import CommandFailed, Url, new_app, one_sentence
 from serve_app.cli.service_api import ServiceApi
-from serve_app.client import AsyncReconnectingTransport
-from serve_app.client.transports import is_repeatable, repeatable
+from serve_app.client import AsyncReconnectingTransport, is_repeatable, repeatable
 
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]

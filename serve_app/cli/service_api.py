@@ -15,8 +15,7 @@ import typer
 
 from serve_app.cli.console import USUAL, CommandFailed, in_one_line, running_service
 from serve_app.cli.serve_api import host_of
-from serve_app.client import ReconnectingTransport
-from serve_app.client.transports import EventSplitter
+from serve_app.client import EventSplitter, ReconnectingTransport
 
 _KEYS = ("HERMES_API_KEY", "OPENAI_API_KEY")
 _SILENCE = httpx.Timeout(60.0, connect=10.0)

@@ -154,11 +154,9 @@ def imports(path: Path, at_once: bool = False) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            # Whoever copies the folder of the client needs nothing else, not even its name.
-            assert node.level == 0 or path.parent.name == "client", f"{path}: relative import"
-            module = f"serve_app.client.{node.module}" if node.level else node.module
-            yield module or ""
-            yield from (f"{module}.{alias.name}" for alias in node.names)
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def covers(name: str, module: str) -> bool:

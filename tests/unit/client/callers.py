@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import openai
 
-from serve_app.client.transports import AsyncReconnectingTransport, ReconnectingTransport
+from serve_app.client import AsyncReconnectingTransport, ReconnectingTransport
 from tests.unit.client.service import BODY, CHAT, ID
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from serve_app.client import transports
+from serve_app import client
 from tests.unit.client.callers import Asyncio, Blocking, Kind
 
 
@@ -34,12 +34,12 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Unless a test moves it, the client never gives up, however slow the machine is."""
     made = Clock()
-    monkeypatch.setattr(transports, "time", made)
+    monkeypatch.setattr(client, "time", made)
     return made
 
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses take no time, except in the test of the pauses."""
-    monkeypatch.setattr(transports, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(transports, "LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(client, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(client, "LONGEST_PAUSE_S", 0.01)

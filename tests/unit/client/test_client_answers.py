@@ -9,7 +9,7 @@ import json
 import httpx
 import pytest
 
-from serve_app.client.transports import ReconnectingTransport
+from serve_app.client import ReconnectingTransport
 from tests.http_server import Asked, Wire, cutting, head, sending, serving, whole
 from tests.tables import each
 from tests.unit.client.callers import Kind, Scripted

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.client.transports import EventSplitter, RetryClock
+from serve_app.client import EventSplitter, RetryClock
 from serve_app.journal.events import COMMENT, after_event
 from tests.http_server import chunk, cutting, serving
 from tests.unit.client.service import EVENTS, ROOT, TEXTS, answer, first, streaming

@@ -1,5 +1,5 @@
-"""Transports for httpx that reconnect, so that a client of hermes-serve loses no answer and no
-event to a broken connection.
+"""For clients of the service: transports for httpx that reconnect, so that no answer and no event
+is lost to a broken connection.
 
     http = httpx.Client(transport=ReconnectingTransport())
     client = openai.OpenAI(base_url=..., http_client=http)
