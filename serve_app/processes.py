@@ -45,7 +45,7 @@ from serve_app.ingress.conversations import Conversations
 from serve_app.ingress.disconnects import Disconnects
 from serve_app.ingress.exchange import Exchanges, Parts
 from serve_app.ingress.inference import InferenceEndpoint, Submissions
-from serve_app.ingress.slow_readers import SlowReaders
+from serve_app.ingress.sending import SlowReaders
 from serve_app.ingress.status import MetricsPage, Readiness
 from serve_app.ingress.validation.bodies import Validator
 from serve_app.journal.followers import Followers

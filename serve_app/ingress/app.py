@@ -24,7 +24,7 @@ from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.connection_limits import ConnectionLimit
 from serve_app.ingress.exchange import refusal_answer
 from serve_app.ingress.inference import InferenceEndpoint
-from serve_app.ingress.slow_readers import SlowReaders
+from serve_app.ingress.sending import SlowReaders
 from serve_app.ingress.status import PROBES
 from serve_app.ingress.validation.fields import INFERENCE_PATHS
 from serve_app.ingress.validation.headers import check_headers, check_host

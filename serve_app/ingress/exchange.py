@@ -33,8 +33,8 @@ from serve_app.contract import CHATS, COMPLETIONS, MESSAGE, RESPONSES, Reason, S
 from serve_app.errors import MESSAGES, RedisUnavailable, RequestRefused, Unreadable, retry_headers
 from serve_app.ingress.connection_limits import ConnectionLimit
 from serve_app.ingress.disconnects import Disconnects
-from serve_app.ingress.http_protocol import PUSH, Push
 from serve_app.ingress.objects import unanswered_response
+from serve_app.ingress.sending import PUSH, Push
 from serve_app.journal.entries import Head, RequestFacts
 from serve_app.journal.events import COMMENT, SEPARATOR, after_event, body_event, error_events
 from serve_app.journal.followers import Follower, Followers

@@ -22,7 +22,7 @@ from uvicorn.server import ServerState
 
 from serve_app import timings
 from serve_app.ingress.exchange import Exchange, Parts
-from serve_app.ingress.http_protocol import PUSH, HttpProtocol
+from serve_app.ingress.sending import PUSH, HttpProtocol
 from serve_app.journal.entries import (
     REQUEST_ID,
     TERMINAL_ID,

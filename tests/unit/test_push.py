@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from starlette.types import Message
 
 from serve_app.ingress.exchange import Exchange, Parts
-from serve_app.ingress.http_protocol import PUSH
+from serve_app.ingress.sending import PUSH
 from serve_app.journal.entries import (
     REQUEST_ID,
     TERMINAL_ID,
