@@ -37,7 +37,7 @@ from serve_app.ingress import (
     webhooks_api,
 )
 from serve_app.ingress.api_keys import ApiKeys
-from serve_app.ingress.app import build_app
+from serve_app.ingress.app import Guard, with_cors
 from serve_app.ingress.batches_api import BatchCreation
 from serve_app.ingress.capacity_api import Capacity
 from serve_app.ingress.connection_limits import ConnectionLimits, Uploads
@@ -255,7 +255,7 @@ class IngressProcess:
             dead_letters_api.routes(self._dead, readers, self.exchanges, self.submissions.again),
             webhooks_api.routes(self.outbox, readers),
         ]
-        return build_app(
+        guard = Guard(
             settings,
             inference,
             routers,
@@ -266,6 +266,7 @@ class IngressProcess:
             self.tenants,
             lambda: self.entrance.let_in,
         )
+        return with_cors(guard)
 
     def _batch_creation(self) -> BatchCreation | None:
         if self.files is None:

@@ -84,11 +84,7 @@ class InferenceEndpoint:
                 await answer(scope, receive, send)
                 span.tell({"http.response.status_code": answer.status_code})
                 return
-            try:
-                await answer(scope, receive, send)
-            except Exception:
-                scope["state"]["begun"] = answer.status > 0
-                raise
+            await answer(scope, receive, send)
             if answer.refusal is not None:
                 span.refused(answer.refusal.status, answer.refusal.reason)
             else:

@@ -115,6 +115,7 @@ class Paced:
         """Since when the client has taken nothing, in monotonic seconds; infinite while nothing is
         sent.
         """
+        self.begun = False
         self.was_cut = False
 
     def cut(self) -> None:
@@ -136,7 +137,7 @@ class Paced:
             await self._take({**message, "body": b""})
 
     async def _take(self, message: Message) -> None:
-        self.sending_since_s = SYSTEM.monotonic_s()
+        self.sending_since_s, self.begun = SYSTEM.monotonic_s(), True
         await self._send(message)
         self.sending_since_s = math.inf
 
@@ -156,7 +157,7 @@ class SlowReaders:
 
     async def paced(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Run an application, which may send messages of any size, to its end, or until its client
-        is disconnected.
+        is disconnected. Says in the state of the request whether its answer has begun.
         """
         task, paced = asyncio.current_task(), Paced(send)
         self._sending.add(paced)
@@ -170,6 +171,7 @@ class SlowReaders:
             log.info("%s: the client does not read and is disconnected", scope["path"], extra=extra)
         finally:
             self._sending.discard(paced)
+            scope["state"]["begun"] = paced.begun
 
     async def _watch(self) -> None:
         while True:
