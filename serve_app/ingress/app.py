@@ -22,6 +22,7 @@ from serve_app.errors import (
     RedisUnavailable,
     RequestRefused,
     Unreadable,
+    invalid,
     invalid_value,
 )
 from serve_app.files.storage import StorageUnavailable
@@ -33,7 +34,6 @@ from serve_app.ingress.inference import InferenceEndpoint
 from serve_app.ingress.sending import SlowReaders
 from serve_app.ingress.status import PROBES
 from serve_app.ingress.validation.fields import INFERENCE_PATHS
-from serve_app.ingress.validation.headers import check_headers, check_host
 from serve_app.observability.ingress_metrics import TenantTelemetry
 from serve_app.observability.logs import about
 from serve_app.observability.metrics import Telemetry
@@ -126,7 +126,7 @@ class Guard:
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_headers(scope["headers"], self.settings.ingress.max_header_bytes)
-        check_host(scope["http_version"], scope["headers"])
+        _check_host(scope["http_version"], scope["headers"])
         path = scope["path"]
         if path == _METRICS_PATH:
             self.api_keys.tenant(_authorization(scope["headers"]), Role.METRICS)
@@ -168,6 +168,22 @@ class Guard:
         where = traceback.extract_tb(error.__traceback__)[-1]
         at = where.filename, where.lineno
         log.error("request failed: internal: %r at %s:%d", error, *at, extra=extra)
+
+
+def check_headers(headers: list[tuple[bytes, bytes]], limit_bytes: int) -> None:
+    """Refuse headers whose total length exceeds the limit."""
+    size = sum(len(name) + len(value) + 4 for name, value in headers)
+    if size > limit_bytes:
+        raise RequestRefused(
+            Reason.HEADERS_TOO_LARGE,
+            f"The request headers are {size} bytes long; at most {limit_bytes} are allowed.",
+        )
+
+
+def _check_host(http_version: str, headers: list[tuple[bytes, bytes]]) -> None:
+    """Refuse HTTP/1.1 without a `Host`, as RFC 9112 wants; not every server before us does."""
+    if http_version == "1.1" and not any(name.lower() == b"host" for name, _ in headers):
+        raise invalid("The request has no Host header.")
 
 
 def with_cors(guard: Guard) -> Guard | CORSMiddleware:

@@ -21,14 +21,13 @@ from serve_app.contract import Reason
 from serve_app.errors import RequestRefused, invalid, invalid_value
 from serve_app.files.files import File, Files, new_file_id
 from serve_app.files.storage import each
-from serve_app.ingress.connection_limits import Uploads
+from serve_app.ingress.connection_limits import Uploads, check_content_type
 from serve_app.ingress.files_api import not_configured
 from serve_app.ingress.objects import fields_of, listing, not_found
 from serve_app.ingress.objects_api import Readers
 from serve_app.ingress.validation.bodies import Validator
 from serve_app.ingress.validation.fields import INFERENCE_PATHS, METADATA, Schema, check, compiled
-from serve_app.ingress.validation.headers import check_content_encoding, check_content_type
-from serve_app.ingress.validation.structure import NotJson, read
+from serve_app.ingress.validation.structure import read
 from serve_app.policy.classes import BATCH
 from serve_app.policy.day_windows import DayWindow, duration_s
 from serve_app.policy.tenants import Tenant
@@ -241,7 +240,6 @@ def routes(
     async def create(request: Request) -> JSONResponse:
         its, headers, caller = configured(), request.headers, request.state.caller
         check_content_type(headers.get("content-type", ""))
-        check_content_encoding(headers.get("content-encoding", ""))
         with uploads.of(caller.id) as upload:
             body = await upload.body(headers, request.receive)
             key, webhook = headers.get("idempotency-key", ""), headers.get(HEADER, "")
@@ -315,11 +313,7 @@ def batch_object(batch: Batch) -> dict[str, Any]:
 
 def _asked(body: bytes, limits: RequestLimits) -> tuple[dict[str, Any], list[bytes]]:
     """What a body asks, and its inline requests as lines, with all that they say."""
-    try:
-        asked = read(body, limits)
-    except NotJson as error:
-        message = f"The body is not valid JSON: {error}."
-        raise RequestRefused(Reason.MALFORMED_JSON, message) from None
+    asked = read(body, limits)
     check(asked, _COMPILED, limits)
     for name in asked.keys() - _FIELDS.keys():
         raise invalid(f"Unknown parameter: '{name[:200]}'.", name[:200])

@@ -101,6 +101,25 @@ class ConnectionLimits:
         self.file_uploads = _limit(settings, "uploads of files", settings.files.max_uploads)
 
 
+def check_content_encoding(coding: str) -> None:
+    """Refuse a compressed body, whose size nobody knows before it is decoded."""
+    if coding.strip().lower() not in ("", "identity"):
+        raise RequestRefused(
+            Reason.UNSUPPORTED_MEDIA_TYPE,
+            f"The Content-Encoding '{coding[:40]}' is not supported; send the request without one.",
+        )
+
+
+def check_content_type(content_type: str) -> None:
+    """Refuse everything except JSON."""
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise RequestRefused(
+            Reason.UNSUPPORTED_MEDIA_TYPE,
+            f"The Content-Type is {kind or 'missing'}; send the request as application/json.",
+        )
+
+
 class Uploads:
     """The bodies that one ingress holds for requests that are not accepted yet."""
 
@@ -160,9 +179,11 @@ class Upload:
         """Receive the whole body. `headers`: by lower-case name.
 
         Raises:
-            RequestRefused: `body_too_large`, `client_disconnected`, `upload_timeout` (nothing came
-                for long, or too slowly), and as `ConnectionLimit.take`.
+            RequestRefused: `unsupported_media_type`, `body_too_large`, `client_disconnected`,
+                `upload_timeout` (nothing came for long, or too slowly), and as
+                `ConnectionLimit.take`.
         """
+        check_content_encoding(headers.get("content-encoding", ""))
         announced = headers.get("content-length", "0")
         if announced.isascii() and announced.isdigit():
             self._check_size(int(announced[:20]))

@@ -30,7 +30,14 @@ from serve_app import timings
 from serve_app.admission.admission import Admission, Receipt, Submission
 from serve_app.clock import SYSTEM
 from serve_app.contract import CHATS, COMPLETIONS, MESSAGE, RESPONSES, Reason, State
-from serve_app.errors import MESSAGES, RedisUnavailable, RequestRefused, Unreadable, retry_headers
+from serve_app.errors import (
+    MESSAGES,
+    RedisUnavailable,
+    RequestRefused,
+    Unreadable,
+    invalid,
+    retry_headers,
+)
 from serve_app.ingress.connection_limits import ConnectionLimit
 from serve_app.ingress.disconnects import Disconnects
 from serve_app.ingress.objects import unanswered_response
@@ -460,6 +467,18 @@ class Exchanges:
         """Whether a request was not accepted because of its size, although all else works."""
         large = size_bytes > timings.LARGE_BYTES and self.redis.usable
         return large and await self.redis.sizes.refuses(size_bytes)
+
+
+def last_event_id(text: str | None) -> int:
+    """The number in `Last-Event-ID`: of the last event that the client has; 0 if it has none."""
+    if text is None or text == "":
+        return 0
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise invalid(
+            "The header Last-Event-ID must be the number of an event.",
+            param="last-event-id",
+        )
+    return int(text)
 
 
 def refusal_answer(

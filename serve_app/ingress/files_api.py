@@ -25,11 +25,10 @@ from serve_app.clock import RedisClock
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused, error_body, invalid_value, retry_headers
 from serve_app.files.files import OUTPUT, PURPOSES, File, Files, new_file_id
-from serve_app.ingress.connection_limits import ConnectionLimits, Uploads
+from serve_app.ingress.connection_limits import ConnectionLimits, Uploads, check_content_encoding
 from serve_app.ingress.forms import FRAME_BYTES, Form, too_large
 from serve_app.ingress.objects import listing, not_found
 from serve_app.ingress.objects_api import Readers
-from serve_app.ingress.validation.headers import check_content_encoding
 
 PATH = "/v1/files"
 _EXPIRES = range(timings.FILE_EXPIRES_LEAST_S, timings.FILE_EXPIRES_MOST_S + 1)

@@ -18,18 +18,11 @@ from serve_app.admission.admission import Submission
 from serve_app.clock import RedisClock
 from serve_app.contract import CHATS, COUNTING, OF_RESPONSES, RESPONSES, Reason
 from serve_app.errors import RequestRefused, invalid
-from serve_app.ingress.connection_limits import Uploads
+from serve_app.ingress.connection_limits import Uploads, check_content_type
 from serve_app.ingress.conversations import Conversations, goes_on
-from serve_app.ingress.exchange import Exchange, Exchanges
+from serve_app.ingress.exchange import Exchange, Exchanges, last_event_id
 from serve_app.ingress.objects_api import accepted, queued
 from serve_app.ingress.validation.bodies import Validator
-from serve_app.ingress.validation.headers import (
-    check_content_encoding,
-    check_content_type,
-    last_event_id,
-    prefers_async,
-    seconds,
-)
 from serve_app.ingress.validation.structure import PIECE_BYTES
 from serve_app.journal.entries import RequestFacts, RequestLine
 from serve_app.observability.tracing import SERVER, Span, Tracing
@@ -95,7 +88,6 @@ class InferenceEndpoint:
     ) -> tuple[Exchange | Response, Sequence[str]]:
         """The answer, and the names of the fields that were left out of the request."""
         check_content_type(headers.get("content-type", ""))
-        check_content_encoding(headers.get("content-encoding", ""))
         path: str = scope["path"]
         caller: Tenant = scope["state"]["caller"]
         query = scope["query_string"].decode("latin-1")
@@ -175,7 +167,7 @@ class Submissions:
         key = headers.get("idempotency-key", "")
         request_class = _request_class(caller, path, headers, request)
         background = _in_background(path, request)
-        detached = background or prefers_async(headers.get("prefer", ""))
+        detached = background or _prefers_async(headers.get("prefer", ""))
         detached = detached or self._gives_way(caller, headers, request_class)
         stored = self._stores(path, request, background)
         tells, webhook = self._told(caller, path, headers, detached)
@@ -277,10 +269,10 @@ class Submissions:
         usual_s, most_s = ingress.request_timeout_s, ingress.max_request_timeout_s
         if detached:
             usual_s = most_s = ingress.background_timeout_s
-        return min(seconds(headers, "x-request-timeout-seconds") or usual_s, most_s)
+        return min(_seconds(headers, "x-request-timeout-seconds") or usual_s, most_s)
 
     def _retention_s(self, headers: Mapping[str, str]) -> float:
-        wanted_s, journal = seconds(headers, "x-hermes-retention-seconds"), self.settings.journal
+        wanted_s, journal = _seconds(headers, "x-hermes-retention-seconds"), self.settings.journal
         return min(wanted_s or journal.background_retention_s, journal.max_retention_s)
 
 
@@ -310,6 +302,28 @@ def _request_class(
 def _in_background(path: str, request: Mapping[str, Any]) -> bool:
     """Whether this is a response that goes on without its client, as OpenAI has it."""
     return path == RESPONSES and request.get("background") is True
+
+
+def _prefers_async(prefer: str) -> bool:
+    """Whether a `Prefer` header (RFC 7240) asks for an answer at once, and the work later."""
+    return any(one.strip().lower() == "respond-async" for one in prefer.split(","))
+
+
+def _seconds(headers: Mapping[str, str], name: str) -> float | None:
+    """The number of seconds in a header; None if there is no such header."""
+    text = headers.get(name)
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise invalid(
+            f"The header {name} must be a positive number of seconds, not '{text[:40]}'.",
+            param=name,
+        )
+    return value
 
 
 def _meaning(body: bytes, request: Mapping[str, Any]) -> bytes:

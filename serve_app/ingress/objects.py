@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from serve_app.contract import Reason, State
-from serve_app.errors import RequestRefused, error_body
+from serve_app.errors import RequestRefused, error_body, invalid_value
 from serve_app.journal.entries import Entry, RequestFacts
 from serve_app.journal.events import SEPARATOR
 from serve_app.journal.reader import JournalReader, read_whole
@@ -27,11 +27,6 @@ fields_of = msgspec.json.Decoder(Fields).decode
 _input = msgspec.json.Decoder(str | list[msgspec.Raw])
 
 # -- errors and lists -----------------------------------------------------------------------------
-
-
-def invalid(param: str, why: str) -> RequestRefused:
-    message = f"Invalid value for '{param}': {why}."
-    return RequestRefused(Reason.INVALID_REQUEST, message, param=param)
 
 
 def not_found(
@@ -53,7 +48,7 @@ def page(items: Sequence[tuple[str, Any]], order: str, after: str, limit: int) -
         items = items[::-1]
     ids = [name for name, _ in items]
     if after and after not in ids:
-        raise invalid("after", f"there is no item '{after[:80]}'")
+        raise invalid_value("after", f"there is no item '{after[:80]}'")
     begin = ids.index(after) + 1 if after else 0
     shown = items[begin : begin + limit]
     first, last = (shown[0][0], shown[-1][0]) if shown else (None, None)

@@ -18,15 +18,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app import timings
 from serve_app.contract import CHATS, RESPONSES, Reason, State
-from serve_app.errors import RequestRefused, Unreadable
+from serve_app.errors import RequestRefused, Unreadable, invalid_value
 from serve_app.files.storage import PIECE_BYTES
 from serve_app.ingress.connection_limits import ConnectionLimits, Uploads
-from serve_app.ingress.exchange import Exchanges, known_headers
+from serve_app.ingress.exchange import Exchanges, known_headers, last_event_id
 from serve_app.ingress.objects import (
     CHAT,
     RESPONSE,
     chat_object,
-    invalid,
     listing,
     named_input_items,
     not_found,
@@ -37,8 +36,7 @@ from serve_app.ingress.objects import (
     wanted_page,
 )
 from serve_app.ingress.validation.fields import METADATA, check, compiled
-from serve_app.ingress.validation.headers import last_event_id
-from serve_app.ingress.validation.structure import NotJson, read
+from serve_app.ingress.validation.structure import read
 from serve_app.journal.entries import Entry, RequestFacts, RequestLine
 from serve_app.journal.store import JournalStore
 from serve_app.policy.classes import CLASSES
@@ -188,7 +186,7 @@ def request_routes(store: JournalStore, endings: Endings, readers: Readers) -> A
         _check_one_of("class", request_class, CLASSES)
         ids = await store.listed(request.state.tenant, after, _LOOKED_AT + 1)
         if ids is None:
-            raise invalid("after", f"no request '{after}' is listed (any more)")
+            raise invalid_value("after", f"no request '{after}' is listed (any more)")
         wanted = {"state": state, "class": request_class}
         looks = _look(store, ids[:_LOOKED_AT], {k: v for k, v in wanted.items() if v})
         # Where the next page begins: the request of this id is not wanted if none of these is.
@@ -235,7 +233,7 @@ def request_routes(store: JournalStore, endings: Endings, readers: Readers) -> A
 
 def _check_one_of(param: str, value: str, allowed: Sequence[str]) -> None:
     if value and value not in allowed:
-        raise invalid(param, f"it must be one of {', '.join(allowed)}, not '{value[:40]}'")
+        raise invalid_value(param, f"it must be one of {', '.join(allowed)}, not '{value[:40]}'")
 
 
 async def _look(
@@ -316,7 +314,7 @@ def response_routes(store: JournalStore, endings: Endings, readers: Readers) -> 
             return Response(media_type="application/json")
         if stream:
             if record.facts is None or not record.facts.streamed:
-                raise invalid("stream", "the response was not created with stream=true")
+                raise invalid_value("stream", "the response was not created with stream=true")
             seen = 0 if starting_after is None else starting_after + 1  # we count from 1
             return readers.events(request, request_id, record, seen)
         return whole(request_id, request, record)
@@ -445,7 +443,7 @@ def chat_routes(
         async def make() -> dict[str, Any]:
             ids = await store.listed(*asked, chats=True, newest_first=order == "desc")
             if ids is None:
-                raise invalid("after", "no such chat completion is stored (any more)")
+                raise invalid_value("after", "no such chat completion is stored (any more)")
             looks = chats.look(ids[:_LOOKED_AT], wanted, model)
             data, last, more = await wanted_page(ids, looks, limit)
             return listing(data, data[0]["id"] if data else None, last and CHAT + last, more)
@@ -463,11 +461,7 @@ def chat_routes(
     async def update(chat_id: str, request: Request) -> Response:
         with uploads.of(request.state.tenant) as upload:
             body = await upload.body(request.headers, request.receive)
-        try:
-            change = read(body, limits)
-        except NotJson as error:
-            message = f"The body is not valid JSON: {error}."
-            raise RequestRefused(Reason.MALFORMED_JSON, message) from None
+        change = read(body, limits)
         check(change, _UPDATE, limits)
         metadata = change["metadata"] or {}
 

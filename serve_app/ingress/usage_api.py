@@ -15,7 +15,7 @@ from starlette.responses import Response
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.contract import FINAL
-from serve_app.ingress.objects import invalid
+from serve_app.errors import invalid_value
 from serve_app.ingress.objects_api import Readers
 from serve_app.journal.usage import Row, Whose, sums
 from serve_app.policy.classes import BATCH
@@ -86,7 +86,7 @@ def routes(namespace: str, link: RedisLink, clock: RedisClock, readers: Readers)
     def page(request: Request, asked: _Asked) -> Response:
         usual, most = _LIMITS[asked.bucket_width]
         if asked.limit is not None and asked.limit > most:
-            raise invalid("limit", f"it must be at most {most} for this bucket_width")
+            raise invalid_value("limit", f"it must be at most {most} for this bucket_width")
         now_s, hours = clock.now_ms() // 1000, _HOURS[asked.bucket_width]
         end_s = now_s + 1 if asked.end_time is None else min(asked.end_time, now_s + 1)
         start_s = end_s - 86_400 if asked.start_time is None else asked.start_time
@@ -134,7 +134,7 @@ def _begin(page: str, start_s: int) -> int:
         return start_s
     hour = page.removeprefix(_PAGE)
     if hour == page or not hour.isdecimal() or int(hour) * timings.HOUR_S >= _YEAR_10000_S:
-        raise invalid("page", "it must be the next_page of an earlier answer")
+        raise invalid_value("page", "it must be the next_page of an earlier answer")
     return int(hour) * timings.HOUR_S
 
 

@@ -14,7 +14,7 @@ import pytest
 from serve_app.contract import COMPACT, MESSAGE
 from serve_app.errors import RequestRefused
 from serve_app.ingress.validation.fields import INFERENCE_PATHS
-from serve_app.ingress.validation.structure import NotJson, read
+from serve_app.ingress.validation.structure import read
 from serve_app.policy.placement import session_key
 from serve_app.policy.prediction import LengthModel
 from serve_app.policy.work import work_of
@@ -72,7 +72,7 @@ OVERHEAD_BYTES = 16 << 20
 def outcome(body: bytes) -> bool:
     try:
         read(body, LIMITS)
-    except (RequestRefused, NotJson):
+    except RequestRefused:
         return False
     return True
 

@@ -9,9 +9,10 @@ import pytest
 
 from serve_app.contract import ANTHROPIC, Reason
 from serve_app.errors import RequestRefused
+from serve_app.ingress.app import check_headers
+from serve_app.ingress.connection_limits import check_content_type
 from serve_app.ingress.validation.bodies import parse
 from serve_app.ingress.validation.fields import INFERENCE_PATHS, PATHS
-from serve_app.ingress.validation.headers import check_content_type, check_headers
 from serve_app.policy.work import work_of
 from tests.tables import each
 

@@ -1,1 +1,1 @@
-"""What is validated before any work on a request: headers, JSON structure, fields and limits."""
+"""What is validated before any work on a request: JSON structure, fields and limits."""

@@ -34,7 +34,7 @@ from serve_app.ingress.validation.fields import (
     rewritten,
     unknown_fields,
 )
-from serve_app.ingress.validation.structure import NotJson, read, too_many
+from serve_app.ingress.validation.structure import read, too_many
 from serve_app.policy.order import spare_slots
 from serve_app.policy.work import prompts_in
 from serve_app.settings import Settings
@@ -148,11 +148,7 @@ def parse(
     """
     if path == "/tokenize" and len(body) > limits.max_tokenize_bytes:
         raise too_many("bytes", limits.max_tokenize_bytes)
-    try:
-        request = read(body, limits)
-    except NotJson as error:
-        message = f"The body is not valid JSON: {error}."
-        raise RequestRefused(Reason.MALFORMED_JSON, message) from None
+    request = read(body, limits)
     if not isinstance(request, dict):
         raise invalid("The body must be a JSON object.")
     name = request.get("model")

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from serve_app.contract import Reason
 from serve_app.errors import RequestRefused, invalid
 from serve_app.settings.limits import RequestLimits
 
@@ -54,24 +55,21 @@ _HALF_A_PAIR = (
 _LOOKED_INTO = {float, dict, list}
 
 
-class NotJson(Exception):
-    """The bytes are not JSON; the message says where."""
-
-
 def read(body: bytes, limits: RequestLimits) -> Any:
-    """Parse a body. Of texts longer than a megabyte, only the beginning is kept. Refuses what
-    exceeds the limits, and numbers and texts that cannot be represented.
+    """Parse a body. Of texts longer than a megabyte, only the beginning is kept. Refuses what is no
+    JSON (`malformed_json`), what exceeds the limits, and numbers and texts that cannot be
+    represented.
     """
     _count(body, limits)
     text = body.strip()
     if not text:
-        raise NotJson("it is empty")
+        raise _not_json("it is empty")
     if b"\0" in text[:4]:
-        raise NotJson("it is not encoded in UTF-8")
+        raise _not_json("it is not encoded in UTF-8")
     try:
         value = _load(text, _LARGE_DEPTH)
     except UnicodeDecodeError as error:
-        raise NotJson(f"a text in it is not encoded in UTF-8 ({error.reason})") from None
+        raise _not_json(f"a text in it is not encoded in UTF-8 ({error.reason})") from None
     except msgspec.ValidationError:
         raise invalid(
             "The request contains a number that cannot be represented: it is beyond 1.8e308 or "
@@ -80,10 +78,14 @@ def read(body: bytes, limits: RequestLimits) -> Any:
     except (msgspec.DecodeError, RecursionError) as error:
         if any(_LONE_SURROGATE.search(piece) for piece in _unescaped(body)):
             raise invalid(_HALF_A_PAIR) from None  # msgspec has no word of its own for it
-        raise NotJson(str(error).removeprefix("JSON is malformed: ")) from None
+        raise _not_json(str(error).removeprefix("JSON is malformed: ")) from None
     if type(value) in (dict, list):
         _normalise(value, limits)
     return value
+
+
+def _not_json(why: str) -> RequestRefused:
+    return RequestRefused(Reason.MALFORMED_JSON, f"The body is not valid JSON: {why}.")
 
 
 def _count(body: bytes, limits: RequestLimits) -> None:
@@ -170,7 +172,7 @@ def _long_text(quoted: memoryview) -> str:
         if part is None:
             if _LONE_SURROGATE.match(quoted, position):
                 raise invalid(_HALF_A_PAIR)
-            raise NotJson(f"a string contains an invalid character (near byte {position} of it)")
+            raise _not_json(f"a string contains an invalid character (near byte {position} of it)")
         utf8.decode(part.group())
         position = part.end()
         if len(kept) < _BEGINNING_BYTES:
