@@ -1,6 +1,6 @@
 """hermes-serve. The path of a request, file by file:
 
-ingress/app.py                receives HTTP; api_keys.py: which tenant, by keys_file.py
+ingress/app.py                receives HTTP; api_keys.py: for which tenant
 ingress/validation/           refuses what is invalid: structure.py (size and shape of the JSON),
                               fields.py (the table of fields), bodies.py (limits and effects)
 ingress/inference.py          decides class, session and deadline: a Submission

@@ -31,7 +31,7 @@ from serve_app.cli.console import (
 )
 
 if TYPE_CHECKING:
-    from serve_app.ingress.keys_file import KeyFacts
+    from serve_app.ingress.api_keys import KeyFacts
     from serve_app.redis.connection import Command
 
 _HEADINGS = ("key", "tenant", "name", "roles", "expires", "last used")
@@ -89,7 +89,7 @@ def create(
 
     A file that is empty or missing becomes a policy in YAML. Comments of a policy are lost.
     """
-    from serve_app.ingress.keys_file import with_key
+    from serve_app.ingress.api_keys import with_key
 
     with one_sentence("api-key"):
         try:
@@ -113,7 +113,7 @@ def list_keys(
     as_json: Annotated[bool, typer.Option("--json", help="print a line of JSON for each")] = False,
 ) -> None:
     """Show the keys of a file; with --redis also when each was used last."""
-    from serve_app.ingress.keys_file import key_id_of, parse
+    from serve_app.ingress.api_keys import key_id_of, parse
 
     with one_sentence("api-key"):
         keys = parse(_read(file)).keys
@@ -140,7 +140,7 @@ def revoke_key(
     The service's Redis is that of --redis, otherwise $HERMES_REDIS_URL, otherwise that of a running
     `hermes-serve up`. A key that was revoked stays refused for 30 days, also if it is added again.
     """
-    from serve_app.ingress.keys_file import without_key
+    from serve_app.ingress.api_keys import without_key
 
     with one_sentence("api-key"):
         with _edited(file) as text:

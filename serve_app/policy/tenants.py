@@ -64,8 +64,6 @@ class Tenant(NamedTuple):
     classes: Sequence[str] = PUBLIC_CLASSES
     """The most urgent first."""
     roles: Collection[Role] = (Role.INFERENCE,)
-    weight: float = 1.0
-    """Its share, beside those of the others that wait."""
     limits: Limits = NO_LIMITS
     models: Collection[str] = ()
     """The only ones that it may use, with `*` for any text; empty: all."""

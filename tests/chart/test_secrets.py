@@ -14,7 +14,7 @@ import helm_python
 import pytest
 import yaml
 
-from serve_app.ingress.keys_file import SCRAPER, parse
+from serve_app.ingress.api_keys import SCRAPER, parse
 from tests.chart import kinds
 from tests.chart.charts import (
     CHART,

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from serve_app.cli.main import app
 from serve_app.cluster import leases
 from serve_app.cluster.leases import KeyNotices, revoke
-from serve_app.ingress.keys_file import key_id_of
+from serve_app.ingress.api_keys import key_id_of
 from serve_app.redis.keyspace import key_uses_key, revoked_key
 from tests.journal.in_process import Door, door_of, ingress_process, keys_of, settings_of
 from tests.journal.journal_helpers import World

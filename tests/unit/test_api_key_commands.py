@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from serve_app.cli.main import app
-from serve_app.ingress.keys_file import key_id_of, parse
+from serve_app.ingress.api_keys import key_id_of, parse
 
 NOWHERE = ("--redis", "redis://127.0.0.1:1/0")
 

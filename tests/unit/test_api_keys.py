@@ -13,8 +13,7 @@ import pytest
 from serve_app.clock import SYSTEM
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused, SettingsError
-from serve_app.ingress.api_keys import ApiKeys
-from serve_app.ingress.keys_file import parse
+from serve_app.ingress.api_keys import ApiKeys, parse
 from serve_app.policy.tenants import Role, Tenant
 from serve_app.settings import AuthSettings
 from tests.tables import each

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from serve_app.errors import SettingsError
-from serve_app.ingress import keys_file
-from serve_app.ingress.keys_file import KeyFacts, parse, with_key, without_key
+from serve_app.ingress import api_keys
+from serve_app.ingress.api_keys import KeyFacts, parse, with_key, without_key
 from serve_app.policy.tenants import Limits, Role, Tenant
 from tests.tables import each
 
@@ -59,7 +59,6 @@ tenants:
     assert found.tenants["acme"] == Tenant(
         "acme",
         classes=("standard", "batch"),
-        weight=2.0,
         limits=Limits(1, 2, 3, 4, 5, 6),
         models=("hermes-*",),
         overload="async",
@@ -150,7 +149,7 @@ def test_a_file_has_a_bounded_number_of_everything(monkeypatch: pytest.MonkeyPat
         ("MAX_FILE_BYTES", len(text) - 1, "larger than"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(keys_file, name, most)
+            patch.setattr(api_keys, name, most)
             with pytest.raises(SettingsError, match=said):
                 parse(text)
 
