@@ -28,23 +28,21 @@ from serve_app.files.storage import Storage
 from serve_app.foundation import Foundation
 from serve_app.ingress import (
     batches_api,
-    capacity_api,
-    dead_letters_api,
     files_api,
     objects_api,
+    operator_api,
     status,
-    usage_api,
     webhooks_api,
 )
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.app import Guard, with_cors
 from serve_app.ingress.batches_api import BatchCreation
-from serve_app.ingress.capacity_api import Capacity
 from serve_app.ingress.connection_limits import ConnectionLimits, Uploads
 from serve_app.ingress.conversations import Conversations
 from serve_app.ingress.disconnects import Disconnects
 from serve_app.ingress.exchange import Exchanges, Parts
 from serve_app.ingress.inference import InferenceEndpoint, Submissions
+from serve_app.ingress.operator_api import Capacity
 from serve_app.ingress.sending import SlowReaders
 from serve_app.ingress.status import MetricsPage, Readiness
 from serve_app.ingress.validation.bodies import Validator
@@ -239,8 +237,8 @@ class IngressProcess:
             objects_api.request_routes(base.store, self.endings, readers),
             objects_api.response_routes(base.store, self.endings, readers),
             objects_api.chat_routes(base.store, readers, self.uploads, settings.limits),
-            usage_api.routes(settings.namespace, base.link, base.clock, readers),
-            capacity_api.routes(
+            operator_api.usage_routes(settings.namespace, base.link, base.clock, readers),
+            operator_api.capacity_routes(
                 Capacity(self._id, settings.model.name, self.overload, self.limits, self._members)
             ),
             files_api.routes(
@@ -252,7 +250,9 @@ class IngressProcess:
                 settings.files.max_bytes,
             ),
             batches_api.routes(self._batch_creation(), self.batches, self.uploads, readers),
-            dead_letters_api.routes(self._dead, readers, self.exchanges, self.submissions.again),
+            operator_api.dead_letter_routes(
+                self._dead, readers, self.exchanges, self.submissions.again
+            ),
             webhooks_api.routes(self.outbox, readers),
         ]
         guard = Guard(

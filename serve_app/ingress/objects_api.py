@@ -7,8 +7,10 @@ Everything is read from the journals and bodies of requests, by any ingress.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial, wraps
+from inspect import signature
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -121,6 +123,21 @@ class Readers:
                 self._unread.release(tenant, size)
 
         return _Reading(self.connections.hold(tenant), run)
+
+    def endpoint(
+        self, make: Callable[..., Awaitable[Any]]
+    ) -> Callable[..., Coroutine[Any, Any, Response]]:
+        """The function of a route that answers as `json`; `make` has the parameters of the route,
+        waits for no client, and is called one at a time.
+        """
+
+        @wraps(make)
+        async def answer(request: Request, **given: Any) -> Response:
+            return self.json(request, partial(make, request=request, **given))
+
+        told = signature(make).replace(return_annotation=Response)
+        answer.__signature__ = told  # type: ignore[attr-defined]  # FastAPI reads it
+        return answer
 
     def pieces(
         self, request: Request, pieces: AsyncIterator[bytes], status: int, headers: dict[str, str]
@@ -320,27 +337,25 @@ def response_routes(store: JournalStore, endings: Endings, readers: Readers) -> 
         return whole(request_id, request, record)
 
     @router.get("/v1/responses/{response_id}/input_items", summary="What a response was asked")
+    @readers.endpoint
     async def input_items(
         response_id: str,
         request: Request,
         order: _Order = "desc",
         after: _Id = "",
         limit: _Limit = 20,
-    ) -> Response:
+    ) -> bytes:
         request_id, _ = await found(response_id, request)
 
         def made(asked: bytes) -> bytes:
             named = named_input_items(request_id, asked)
             return msgspec.json.encode(page(named, order, after, limit))
 
-        async def make() -> bytes:
-            async with store.wholes:
-                asked, _ = await store.asked(request_id)
-                if asked is None:
-                    raise not_found("Response", response_id)
-                return await asyncio.to_thread(made, asked)
-
-        return readers.json(request, make)
+        async with store.wholes:
+            asked, _ = await store.asked(request_id)
+            if asked is None:
+                raise not_found("Response", response_id)
+            return await asyncio.to_thread(made, asked)
 
     @router.post("/v1/responses/{response_id}/cancel", summary="Cancel a response")
     async def cancel(response_id: str, request: Request) -> Any:
@@ -429,33 +444,28 @@ def chat_routes(
     router, chats = APIRouter(tags=["stored chat completions"]), _Chats(store)
 
     @router.get(CHATS, summary="Your stored chat completions")
+    @readers.endpoint
     async def list_chats(
         request: Request,
         model: _Id = "",
         order: _Order = "asc",
         after: _Id = "",
         limit: _Limit = 20,
-    ) -> Response:
+    ) -> dict[str, Any]:
         given = request.query_params.items()
         wanted = {name: value for name, value in given if name.startswith("metadata[")}
         asked = request.state.tenant, after.removeprefix(CHAT), _LOOKED_AT + 1
-
-        async def make() -> dict[str, Any]:
-            ids = await store.listed(*asked, chats=True, newest_first=order == "desc")
-            if ids is None:
-                raise invalid_value("after", "no such chat completion is stored (any more)")
-            looks = chats.look(ids[:_LOOKED_AT], wanted, model)
-            data, last, more = await wanted_page(ids, looks, limit)
-            return listing(data, data[0]["id"] if data else None, last and CHAT + last, more)
-
-        return readers.json(request, make)
+        ids = await store.listed(*asked, chats=True, newest_first=order == "desc")
+        if ids is None:
+            raise invalid_value("after", "no such chat completion is stored (any more)")
+        looks = chats.look(ids[:_LOOKED_AT], wanted, model)
+        data, last, more = await wanted_page(ids, looks, limit)
+        return listing(data, data[0]["id"] if data else None, last and CHAT + last, more)
 
     @router.get(CHATS + "/{chat_id}", summary="A stored chat completion")
-    async def retrieve(chat_id: str, request: Request) -> Response:
-        async def make() -> dict[str, Any]:
-            return await chats.whole(*await chats.own(chat_id, request))
-
-        return readers.json(request, make)
+    @readers.endpoint
+    async def retrieve(chat_id: str, request: Request) -> dict[str, Any]:
+        return await chats.whole(*await chats.own(chat_id, request))
 
     @router.post(CHATS + "/{chat_id}", summary="Change its metadata")
     async def update(chat_id: str, request: Request) -> Response:
@@ -480,21 +490,19 @@ def chat_routes(
         return JSONResponse({"id": chat_id, "object": "chat.completion.deleted", "deleted": True})
 
     @router.get(CHATS + "/{chat_id}/messages", summary="What it was asked")
+    @readers.endpoint
     async def messages(
         chat_id: str,
         request: Request,
         order: _Order = "asc",
         after: _Id = "",
         limit: _Limit = 20,
-    ) -> Response:
-        async def make() -> dict[str, Any]:
-            _, asked = await chats.own(chat_id, request)
-            named = []
-            for number, message in enumerate(asked.fields["messages"]):
-                name = str(message.get("id") or f"{chat_id}-{number}")
-                named.append((name, {**message, "id": name}))
-            return page(named, order, after, limit)
-
-        return readers.json(request, make)
+    ) -> dict[str, Any]:
+        _, asked = await chats.own(chat_id, request)
+        named = []
+        for number, message in enumerate(asked.fields["messages"]):
+            name = str(message.get("id") or f"{chat_id}-{number}")
+            named.append((name, {**message, "id": name}))
+        return page(named, order, after, limit)
 
     return router
