@@ -29,7 +29,7 @@ from serve_app.errors import RequestRefused, context_exceeded, invalid, invalid_
 from serve_app.ingress.validation.fields import (
     CHECKED,
     PATHS,
-    Walker,
+    check,
     check_repeats,
     rewritten,
     unknown_fields,
@@ -167,10 +167,8 @@ def parse(
         request["input"] = []
         body = rewritten(path, body, (), {"input": []})
     _check_forbidden(request, limits)
-    walker = Walker(limits)
-    walker.check(request, CHECKED[path])
+    check(request, CHECKED[path], limits)
     _check_limits(path, request, limits)
-    walker.refuse_worst(CHECKED[path])
     _check_effects(path, request, limits)
     if cut := _cut_to(most_output, path, request):
         request |= cut
@@ -276,9 +274,7 @@ def _too_long(path: str, request: Mapping[str, Any], most_tokens: int) -> Iterat
 
 
 def _check_limits(path: str, request: Mapping[str, Any], limits: RequestLimits) -> None:
-    """Refuse what would stall an engine or reach into it. Wrong types are ignored here: the walker
-    has found them, and they are refused afterwards.
-    """
+    """Refuse what would stall an engine or reach into it."""
     _check_sequences(path, request, limits)
     _check_schemas(request, limits)
     for name in ("messages", "input") if path not in ANTHROPIC else ():

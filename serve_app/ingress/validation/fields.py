@@ -214,24 +214,12 @@ Place = tuple[str | int, ...]
 
 
 class Walker:
-    """One walk over a request; `problems` is what was found: places, and sentences with the place
-    as `{}`.
-
-    It knows what the table uses of JSON Schema; `type` is a list. A value that exceeds a setting is
-    refused at once, before anything in it is looked at.
+    """Checks values, and refuses the first that is wrong; a value that exceeds a setting before
+    anything in it is looked at. It knows what the table uses of JSON Schema; `type` is a list.
     """
 
     def __init__(self, limits: RequestLimits) -> None:
         self._limits = limits
-        self.problems: list[tuple[Place, str]] = []
-
-    def refuse_worst(self, schema: Schema) -> None:
-        """Refuse by the problem deepest in the request, which says the most; of several, by the
-        first of the table.
-        """
-        if self.problems:
-            first = [(), *((name,) for name in schema["properties"])]
-            raise _refusal(*min(self.problems, key=lambda p: (-len(p[0]), first.index(p[0][:1]))))
 
     def check(self, value: Any, schema: Schema, place: Place = ()) -> None:
         """Check a value by a schema that `compiled` returned."""
@@ -240,23 +228,13 @@ class Walker:
             further(self, value, schema, place)
 
     def _wrong_type(self, _: Any, schema: Schema, place: Place) -> None:
-        self._wrong(place, _must_be(schema))
+        raise _wrong(place, _must_be(schema))
 
     def _check_number(self, value: float, schema: Schema, place: Place) -> None:
         for name, (holds, words) in _BOUNDS.items():
-            bound = schema.get(name)
-            limit = self._bound(bound)
+            limit = self._bound(schema.get(name))
             if limit is not None and not holds(value, limit):
-                self._wrong(place, f"it should be {words} {limit}")
-                if limit is not bound:
-                    raise _refusal(*self.problems[-1])
-                return
-
-    def _wrong(self, place: Place, what: str) -> None:
-        self.problems.append((place, f"Invalid {'value for {}' if place else 'request'}: {what}."))
-
-    def _missing(self, place: Place) -> None:
-        self.problems.append((place, "Missing required parameter: {}."))
+                raise _wrong(place, f"it should be {words} {limit}")
 
     def _bound(self, bound: Any) -> Any:
         return getattr(self._limits, bound) if isinstance(bound, str) else bound
@@ -266,11 +244,11 @@ class Walker:
         if isinstance(most, str):
             self._check_length(text, schema, place)
         elif most is not None and len(text) > most:
-            self._wrong(place, f"it should have at most {most} characters")
+            raise _wrong(place, f"it should have at most {most} characters")
         if "enum" in schema and text not in schema["enum"]:
-            self._wrong(place, _must_be(schema))
+            raise _wrong(place, _must_be(schema))
         if "pattern" in schema and not re.fullmatch(schema["pattern"], text):
-            self._wrong(place, f"it should match the pattern {schema['pattern']}")
+            raise _wrong(place, f"it should match the pattern {schema['pattern']}")
 
     def _check_length(self, text: str, schema: Schema, place: Place) -> None:
         most: int = self._bound(schema["maxLength"])
@@ -292,32 +270,25 @@ class Walker:
                     self._check_length(text, schema, place)
         if len(value) < schema.get("minItems", 0):
             expected = "Expected an array with at least one element."
-            self.problems.append((place, f"Invalid {{}}: empty array. {expected}"))
+            raise _refusal(place, f"Invalid {{}}: empty array. {expected}")
         if (items := schema.get("items")) is not None:
-            before = len(self.problems)
             known = items["further"]
             for index, item in enumerate(value):
                 further = known.get(type(item), _WRONG)
                 if further is not None:
                     further(self, item, items, (*place, index))
-                    if len(self.problems) > before:
-                        break  # of very many, one is enough
 
     def _check_object(self, value: Mapping[str, Any], schema: Schema, place: Place) -> None:
         self._check_size(value, schema, place)
         if "oneOf" in schema:
-            chosen = self._branch(value, schema["oneOf"], place)
-            if chosen is None:
-                return
-            schema = chosen
+            schema = self._branch(value, schema["oneOf"], place)
         properties = schema.get("properties", {})
         kinds = properties.get("type", {}).get("enum")
         if kinds and "type" in value and value["type"] not in kinds:
-            self._wrong((*place, "type"), f"it must be {_one_of(kinds)}")
-            return
+            raise _wrong((*place, "type"), f"it must be {_one_of(kinds)}")
         for name in schema.get("required", ()):
             if name not in value:
-                self._missing((*place, name))
+                raise _missing((*place, name))
         few, many = (value, properties) if len(value) < len(properties) else (properties, value)
         for name in few:
             if name in many:
@@ -328,30 +299,26 @@ class Walker:
         if "additionalProperties" in schema:
             self._check_entries(value, schema, place)
 
-    def _branch(
-        self, value: Mapping[str, Any], branches: Sequence[Schema], place: Place
-    ) -> Schema | None:
+    def _branch(self, value: Mapping[str, Any], branches: Sequence[Schema], place: Place) -> Schema:
         """The branch of a union whose `type` the value has, or that needs none."""
-
-        def fits(branch: Schema) -> bool:
+        for branch in branches:
             if "type" in value:
-                return value["type"] in branch["properties"]["type"]["enum"]
-            return "type" not in branch["required"]
-
-        chosen = next(filter(fits, branches), None)
-        if chosen is None and "type" not in value:
-            self._missing((*place, "type"))
-        elif chosen is None:
-            kinds = [kind for one in branches for kind in one["properties"]["type"]["enum"]]
-            self._wrong((*place, "type"), f"it must be {_one_of(kinds)}")
-        return chosen
+                fits = value["type"] in branch["properties"]["type"]["enum"]
+            else:
+                fits = "type" not in branch["required"]
+            if fits:
+                return branch
+        if "type" not in value:
+            raise _missing((*place, "type"))
+        kinds = [kind for one in branches for kind in one["properties"]["type"]["enum"]]
+        raise _wrong((*place, "type"), f"it must be {_one_of(kinds)}")
 
     def _check_entries(self, value: Mapping[str, Any], schema: Schema, place: Place) -> None:
         """Check an object whose names are the client's own."""
         most = schema.get("maxProperties")
         if most is not None and len(value) > most:
             expected = f"Expected at most {most} entries, but got {len(value)} instead."
-            self.problems.append((place, f"Invalid {{}}: too many entries. {expected}"))
+            raise _refusal(place, f"Invalid {{}}: too many entries. {expected}")
         for name, item in value.items():
             self.check(name, schema["propertyNames"], (*place, name))
             self.check(item, schema["additionalProperties"], (*place, name))
@@ -396,12 +363,19 @@ def compiled(schema: Schema) -> Schema:
 
 def check(value: Any, schema: Schema, limits: RequestLimits) -> None:
     """Refuse a value that is not as a schema that `compiled` returned."""
-    walker = Walker(limits)
-    walker.check(value, schema)
-    walker.refuse_worst(schema)
+    Walker(limits).check(value, schema)
+
+
+def _wrong(place: Place, what: str) -> RequestRefused:
+    return _refusal(place, f"Invalid {'value for {}' if place else 'request'}: {what}.")
+
+
+def _missing(place: Place) -> RequestRefused:
+    return _refusal(place, "Missing required parameter: {}.")
 
 
 def _refusal(place: Place, sentence: str) -> RequestRefused:
+    """`sentence`: with the place as `{}`."""
     name = written(place)[:_MAX_PLACE_CHARS] or None
     return invalid(sentence.replace("{}", f"'{name}'", 1), name)
 
