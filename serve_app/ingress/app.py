@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import InitVar, dataclass
 from typing import Any
 
@@ -46,7 +46,6 @@ log = logging.getLogger("hermes.ingress")
 _OPEN_PATHS = (*PROBES, *docs_page.OPEN_PATHS)
 """Paths that need no API key: probes have none, and a browser's address bar cannot send one."""
 _METRICS_PATH = "/metrics"
-_CLASS = b"x-hermes-class"
 _OF_ALL_TENANTS = "/v1/organization/"
 """Below it, the routes check that the key is an operator's."""
 _EXPOSED = (
@@ -79,8 +78,8 @@ class _Routes(FastAPI):
 class Guard:
     """The ASGI application of one ingress process, and its outermost layer: checks limits and API
     keys before anything is parsed, and answers refusals and defects from all layers. A path means
-    the same with a slash at its end, and HEAD the same as GET. It sets `caller` in
-    `scope["state"]`, and its id as `tenant`.
+    the same with a slash at its end, and HEAD the same as GET. `scope["state"]` has `caller`, its
+    id as `tenant`, and `headers`: by lower-case name, of several the first.
 
     Inference requests go straight to their endpoint, because every layer of the framework wraps
     `send`, and each token would pass them all.
@@ -125,13 +124,15 @@ class Guard:
             await refusal_answer(refusal, scope["path"])(scope, receive, send)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, headers = scope["path"], scope["state"]["headers"]
         check_headers(scope["headers"], self.settings.ingress.max_header_bytes)
-        _check_host(scope["http_version"], scope["headers"])
-        path = scope["path"]
+        if scope["http_version"] == "1.1" and "host" not in headers:
+            # RFC 9112 wants it, and not every server before us does.
+            raise invalid("The request has no Host header.")
         if path == _METRICS_PATH:
-            self.api_keys.tenant(_authorization(scope["headers"]), Role.METRICS)
+            self.api_keys.tenant(_authorization(headers), Role.METRICS)
         elif path not in _OPEN_PATHS:
-            caller, scope = self._caller(scope)
+            caller = self._caller(path, headers)
             scope["state"].update(tenant=caller.id, caller=caller)
             if not self.let_in():
                 raise RedisUnavailable("the namespace is another service's")
@@ -141,19 +142,18 @@ class Guard:
                 return
         await self.slow_readers.paced(self._app, scope, receive, send)
 
-    def _caller(self, scope: Scope) -> tuple[Tenant, Scope]:
-        """Whose request it is, and the request as its own client would send it: a gateway names the
-        tenant and the class in headers.
+    def _caller(self, path: str, headers: dict[str, str]) -> Tenant:
+        """Whose request it is. A gateway names the tenant and the class in headers of its own: the
+        class takes the place of what the client says.
         """
-        headers = scope["headers"]
-        role = None if scope["path"].startswith(_OF_ALL_TENANTS) else Role.INFERENCE
-        tenant = _value(headers, self.settings.auth.tenant_header)
+        auth = self.settings.auth
+        role = None if path.startswith(_OF_ALL_TENANTS) else Role.INFERENCE
+        tenant = headers.get(auth.tenant_header)
         caller = self.api_keys.tenant(_authorization(headers), role, tenant)
-        request_class = _value(headers, self.settings.auth.class_header)
-        if request_class is None or Role.GATEWAY not in caller.roles:
-            return caller, scope
-        others = [one for one in headers if one[0].lower() != _CLASS]
-        return caller, {**scope, "headers": [*others, (_CLASS, request_class.encode("latin-1"))]}
+        request_class = headers.get(auth.class_header)
+        if request_class is not None and Role.GATEWAY in caller.roles:
+            headers["x-hermes-class"] = request_class
+        return caller
 
     def _note(self, error: Exception, refusal: RequestRefused, state: dict[str, Any]) -> None:
         """Count and log a refused request, or a defect in our code."""
@@ -180,12 +180,6 @@ def check_headers(headers: list[tuple[bytes, bytes]], limit_bytes: int) -> None:
         )
 
 
-def _check_host(http_version: str, headers: list[tuple[bytes, bytes]]) -> None:
-    """Refuse HTTP/1.1 without a `Host`, as RFC 9112 wants; not every server before us does."""
-    if http_version == "1.1" and not any(name.lower() == b"host" for name, _ in headers):
-        raise invalid("The request has no Host header.")
-
-
 def with_cors(guard: Guard) -> Guard | CORSMiddleware:
     """The application, for web pages too if the settings name their origins."""
     if not (origins := guard.settings.ingress.cors_origins):
@@ -199,25 +193,21 @@ def with_cors(guard: Guard) -> Guard | CORSMiddleware:
     )
 
 
-def _value(headers: Sequence[tuple[bytes, bytes]], name: str) -> str | None:
-    """The first header of a name, in lower case; None if there is none."""
-    if not name:
-        return None
-    wanted = name.encode()
-    return next((value.decode("latin-1") for one, value in headers if one.lower() == wanted), None)
-
-
-def _authorization(headers: Sequence[tuple[bytes, bytes]]) -> str:
+def _authorization(headers: Mapping[str, str]) -> str:
     """Anthropic's clients send their key in a header of its own."""
-    found = {name.lower(): value for name, value in reversed(headers)}
-    key = found.get(b"x-api-key", b"")
-    return found.get(b"authorization", b"Bearer " + key if key else b"").decode("latin-1")
+    key = headers.get("x-api-key", "")
+    return headers.get("authorization", f"Bearer {key}" if key else "")
 
 
 def _as_routed(scope: Scope) -> Scope:
     """The request as the routes know it; the HTTP server sends no body in answer to a HEAD."""
     path, method = scope["path"].rstrip("/") or "/", scope["method"]
-    state = {**scope.get("state", {}), "head": method == "HEAD", "begun": False}
+    headers = {
+        name.lower().decode("latin-1"): value.decode("latin-1")
+        for name, value in reversed(scope["headers"])
+    }
+    own = {"head": method == "HEAD", "begun": False, "headers": headers}
+    state = {**scope.get("state", {}), **own}
     return {
         **scope,
         "path": path,

@@ -59,9 +59,7 @@ class InferenceEndpoint:
     tracing: Tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        decoded = ((k.decode("latin-1"), v.decode("latin-1")) for k, v in scope["headers"])
-        headers = {name.lower(): value for name, value in decoded}
-        path = scope["path"]
+        path, headers = scope["path"], scope["state"]["headers"]
         what = {
             "http.request.method": "POST",
             "http.route": path,
