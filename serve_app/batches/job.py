@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -91,8 +91,8 @@ class Job:
     """Taken, and not submitted."""
     running: dict[Line, asyncio.Task[None]] = field(default_factory=dict)
     _working: bool = False
-    _refilling: asyncio.Task[None] | None = None
-    _writing: asyncio.Task[None] | None = None
+    _beside: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    """Beside the lines: whether it `refills`, and whether it `writes` a segment."""
 
     def __post_init__(self) -> None:
         self._window: DayWindow | None = None
@@ -114,13 +114,13 @@ class Job:
     @property
     def wants(self) -> bool:
         """Whether a line could begin now."""
-        left = self.ready or (self._next < self._total and not self._refilling)
+        left = self.ready or (self._next < self._total and "refills" not in self._beside)
         return bool(left) and self._results.bytes < _MOST_UNMARKED_BYTES and self._begins
 
     @property
     def refilling(self) -> bool:
         """Whether its next lines are being read."""
-        return self._refilling is not None and self._begins
+        return "refills" in self._beside and self._begins
 
     @property
     def _begins(self) -> bool:
@@ -173,9 +173,8 @@ class Job:
         """Begin a line, and take more of them if few are left. Returns whether one begins."""
         if begins := bool(self.ready):
             self._start(self.ready.popleft())
-        if len(self.ready) < _FEW and self._next < self._total and not self._refilling:
-            self._refilling = asyncio.create_task(self._refill())
-            self._refilling.add_done_callback(self._refilled)
+        if len(self.ready) < _FEW and self._next < self._total and "refills" not in self._beside:
+            self._begin("refills", self._refill())
         return begins
 
     async def _refill(self) -> None:
@@ -198,13 +197,13 @@ class Job:
             )
         self.ready += [Line(place, row=row) for place, row in zip(places, rows, strict=True)]
 
-    def _refilled(self, task: asyncio.Task[None]) -> None:
-        self._refilling = None
-        self._over(task)
+    def _begin(self, what: str, work: Coroutine[None, None, None]) -> None:
+        def over(task: asyncio.Task[None]) -> None:
+            del self._beside[what]
+            self._over(task)
 
-    def _written(self, task: asyncio.Task[None]) -> None:
-        self._writing = None
-        self._over(task)
+        self._beside[what] = asyncio.create_task(work)
+        self._beside[what].add_done_callback(over)
 
     def _over(self, task: asyncio.Task[None]) -> None:
         """A task has ended; what it could not handle ends the job."""
@@ -221,8 +220,7 @@ class Job:
             await self._whole()
         finally:
             self._working = False
-            others = (self._refilling, self._writing)
-            await ended([*self.running.values(), *(task for task in others if task is not None)])
+            await ended([*self.running.values(), *self._beside.values()])
 
     async def _whole(self) -> None:
         batch, leading = self.batch, self.parts.leading
@@ -297,15 +295,14 @@ class Job:
             self._woken.clear()
             if self._failed is not None:
                 raise self._failed
-            if self._writing is None and self._results.due(not self.running):
-                self._writing = asyncio.create_task(self._write_segment())
-                self._writing.add_done_callback(self._written)
+            if "writes" not in self._beside and self._results.due(not self.running):
+                self._begin("writes", self._write_segment())
             await self._stop_lines()
 
     @property
     def _done(self) -> bool:
         left = self.ready or self._next < self._total
-        busy = self.running or self._results or self._refilling or self._writing
+        busy = self.running or self._results or self._beside
         return not busy and (self._stopping or not left)
 
     async def _stop_lines(self) -> None:
@@ -377,7 +374,7 @@ class Job:
 
         async def clean() -> None:
             its = self.parts.storage.under(folder(self.batch))
-            await self.parts.storage.delete([path async for path, _ in its])
+            await self.parts.storage.delete([path async for path in its])
             await self.parts.leading.forget(self.batch)
 
         await insist(self.batch, "clean", clean)

@@ -125,10 +125,9 @@ class Batch(msgspec.Struct, frozen=True):
         return bool(ending) or now_ms >= self.facts.expires_ms
 
 
-_NUMBERS = (
-    *("total", "completed", "failed", "next"),
-    *(f"{state}_ms" for state in BatchState if f"{state}_ms" in Batch.__struct_fields__),
-)
+TIMES = tuple(name for name in Batch.__struct_fields__ if name.endswith("_ms"))
+_NUMBERS = ("total", "completed", "failed", "next", *TIMES)
+_ID_CHARS = 64
 _errors = msgspec.json.Decoder(list[LineError])
 
 
@@ -208,6 +207,8 @@ class Batches:
 
     async def get(self, tenant: str, batch_id: str) -> Batch | None:
         """None if there is no such batch (any more), or it is another tenant's."""
+        if len(batch_id) > _ID_CHARS:
+            return None
         (found,) = await self._read([batch_id])
         return found if found is not None and found.facts.tenant == tenant else None
 

@@ -216,7 +216,7 @@ class BatchRunner:
 
     async def sweep(self) -> None:
         """Delete the segments of batches that are over. Others may be of another model."""
-        found = [path async for path, _ in self.parts.storage.under(FOLDER)]
+        found = [path async for path in self.parts.storage.under(FOLDER)]
         ids = {path.split("/")[1] for path in found}
         known = await self.parts.leading.not_over(sorted(ids))
         rubbish = [path for path in found if path.split("/")[1] not in known]

@@ -46,6 +46,7 @@ Source: https://platform.openai.com/docs/api-reference/files/create
 OUTPUT = "batch_output"
 _OF_BATCHES = ("batch", OUTPUT)
 _FOLDER = "files"
+_ID_CHARS = 64
 _A_LOOK = 1_000
 """Records that one round trip reads."""
 
@@ -129,6 +130,8 @@ class Files:
 
     async def get(self, tenant: str, file_id: str) -> File | None:
         """A tenant's file; None if there is none, it has expired, or it is another's."""
+        if len(file_id) > _ID_CHARS:
+            return None
         (found,) = await self._records([file_id])
         if found is None or found.tenant != tenant or self._is_over(found):
             return None
@@ -200,7 +203,7 @@ class Files:
                     await self._remove(file)
         before_s = now_s - timings.UNKNOWN_OBJECT_S
         paths: list[str] = []
-        async for path in self.storage.older(_FOLDER, before_s):
+        async for path in self.storage.under(_FOLDER, before_s):
             paths.append(path)
             if len(paths) == _A_LOOK:
                 await self._delete_unknown(paths)

@@ -9,10 +9,10 @@ bucket needs a rule for its lifecycle (docs/kubernetes.md).
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
@@ -126,30 +126,20 @@ class Storage:
             with _explained(), suppress(FileNotFoundError):
                 await obstore.delete_async(self._store, paths[first : first + at_once])
 
-    async def under(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
-        """Paths and bytes of all objects below a folder, in no order."""
-        async for path, size, _ in self._listed(prefix):
-            yield path, size
-
-    async def older(self, prefix: str, before_s: float) -> AsyncIterator[str]:
+    async def under(self, prefix: str, before_s: float = math.inf) -> AsyncIterator[str]:
         """Paths of the objects below a folder that were written before a time (Unix seconds, by
-        the storage's clock).
+        the storage's clock), in no order.
         """
-        before = datetime.fromtimestamp(before_s, UTC)
-        async for path, _, written in self._listed(prefix):
-            if written < before:
-                yield path
+        with _explained():
+            async for some in obstore.list(self._store, prefix):
+                for one in some:
+                    if one["last_modified"].timestamp() < before_s:
+                        yield one["path"]
 
     async def drop_unfinished(self, before_s: float) -> None:
         """Remove what processes left in a folder that died while they wrote, before a time."""
         if self._folder is not None:
             await asyncio.to_thread(_drop_unfinished, self._folder, before_s)
-
-    async def _listed(self, prefix: str) -> AsyncIterator[tuple[str, int, datetime]]:
-        with _explained():
-            async for some in obstore.list(self._store, prefix):
-                for one in some:
-                    yield one["path"], one["size"], one["last_modified"]
 
 
 async def each(*pieces: bytes) -> AsyncIterator[bytes]:

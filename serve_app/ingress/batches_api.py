@@ -15,7 +15,7 @@ import msgspec
 from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
-from serve_app.batches.record import Batch, Batches, BatchFacts, new_batch_id
+from serve_app.batches.record import TIMES, Batch, Batches, BatchFacts, new_batch_id
 from serve_app.clock import RedisClock
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused, invalid, invalid_value
@@ -39,7 +39,6 @@ from serve_app.webhooks.events import HEADER, check_url
 PATH = "/v1/batches"
 _ONE = PATH + "/{batch_id}"
 _MOST_INLINE = 1_000
-_ID_CHARS = 64
 _TEXT: Schema = {"type": ["string", "null"], "maxLength": 200}
 _OUTPUT_EXPIRES: Schema = {
     "type": ["object", "null"],
@@ -80,10 +79,6 @@ _COMPILED = compiled(_CREATE)
 _DESCRIBED = {
     "requestBody": {"required": True, "content": {"application/json": {"schema": _CREATE}}}
 }
-_TIMES = (
-    *("in_progress", "finalizing", "completed", "failed"),
-    *("expired", "cancelling", "cancelled"),
-)
 _Id = Annotated[str, Query(max_length=200)]
 _Look = Callable[[str, str], Awaitable[Batch | None]]
 
@@ -181,7 +176,7 @@ class BatchCreation:
     async def _rest(self, tenant: str, asked: dict[str, Any]) -> _Source:
         """The lines of an earlier batch that have no good answer: those of its error file."""
         param, batch_id = "continue_from", asked["continue_from"]
-        earlier = await self.batches.get(tenant, batch_id) if len(batch_id) <= _ID_CHARS else None
+        earlier = await self.batches.get(tenant, batch_id)
         if earlier is None:
             raise not_found("Batch", batch_id, param)
         facts = earlier.facts
@@ -198,7 +193,7 @@ class BatchCreation:
         return _Source(file.id, file.path, file.bytes, facts.id, failed.path)
 
     async def _file(self, tenant: str, file_id: str, param: str) -> File:
-        file = await self.files.get(tenant, file_id) if len(file_id) <= _ID_CHARS else None
+        file = await self.files.get(tenant, file_id)
         if file is None:
             raise not_found("File", file_id, param)
         return file
@@ -231,7 +226,7 @@ def routes(
 
     async def found(batch_id: str, request: Request, look: _Look) -> JSONResponse:
         configured()
-        batch = await look(request.state.tenant, batch_id) if len(batch_id) <= _ID_CHARS else None
+        batch = await look(request.state.tenant, batch_id)
         if batch is None:
             raise not_found("Batch", batch_id)
         return JSONResponse(batch_object(batch))
@@ -306,8 +301,8 @@ def batch_object(batch: Batch) -> dict[str, Any]:
         "window": facts.window or None,
         "continued_from": facts.continued_from or None,
     }
-    for name in _TIMES:
-        made[f"{name}_at"] = getattr(batch, f"{name}_ms") // 1000 or None
+    for name in TIMES:
+        made[name.replace("_ms", "_at")] = getattr(batch, name) // 1000 or None
     return made
 
 

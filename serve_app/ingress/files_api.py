@@ -144,8 +144,7 @@ def routes(
         return files
 
     async def found(file_id: str, request: Request) -> File:
-        its = configured()
-        file = await its.get(request.state.tenant, file_id) if len(file_id) <= 64 else None
+        file = await configured().get(request.state.tenant, file_id)
         if file is None:
             raise not_found("File", file_id)
         return file
@@ -218,8 +217,7 @@ def routes(
 
     @router.delete(PATH + "/{file_id}", summary="Delete a file")
     async def delete(file_id: str, request: Request) -> JSONResponse:
-        its = configured()
-        if len(file_id) > 64 or not await its.delete(request.state.tenant, file_id):
+        if not await configured().delete(request.state.tenant, file_id):
             raise not_found("File", file_id)
         return JSONResponse({"id": file_id, "object": "file", "deleted": True})
 

@@ -53,7 +53,7 @@ async def killed_at(at: Bench, knife: Knife) -> bool:
     assert await at.w.redis.hget(events_key(at), batch.facts.id) == b"1", "its end is told once"
     assert await at.keys() == []
     assert await at.files.delete("t", found.output_file_id)
-    left = [path async for path, _ in at.storage.under("files")]
+    left = [path async for path in at.storage.under("files")]
     assert left == [batch.facts.input_path], "nothing else was written"
     await at.storage.delete(left)
     return knife.dead.is_set()

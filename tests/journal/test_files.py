@@ -55,7 +55,7 @@ async def added(its: Files, tenant: str = "t", **fields: Any) -> File:
 
 
 async def objects(its: Files) -> set[str]:
-    return {path async for path, _ in its.storage.under("files")}
+    return {path async for path in its.storage.under("files")}
 
 
 async def ids(its: Files, **how: Any) -> list[str]:

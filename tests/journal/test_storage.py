@@ -34,7 +34,7 @@ async def whole(storage: Storage, path: str, start: int = 0, end: int | None = N
 
 
 async def found(storage: Storage, prefix: str) -> dict[str, int]:
-    return {path: size async for path, size in storage.under(prefix)}
+    return {path: await storage.size(path) async for path in storage.under(prefix)}
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +95,8 @@ async def test_objects_are_found_below_a_folder_and_deleted(storage: Storage) ->
 
 async def test_objects_are_found_by_their_age(storage: Storage) -> None:
     await storage.put("files/a/1", pieces(b"12"))
-    assert [path async for path in storage.older("files", LATER_S)] == ["files/a/1"]
-    assert [path async for path in storage.older("files", 1)] == []
+    assert [path async for path in storage.under("files", LATER_S)] == ["files/a/1"]
+    assert [path async for path in storage.under("files", 1)] == []
 
 
 async def test_what_breaks_off_leaves_what_was_there(storage: Storage) -> None:
