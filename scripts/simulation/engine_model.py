@@ -43,6 +43,10 @@ class EngineParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Tokens of a prompt and its answer together."""
     priority_scheduling: bool = False
     """vLLM's `scheduling_policy: priority`; a lower number goes first."""
+    async_scheduling: bool = False
+    """vLLM's default on GPUs: the next step is chosen when one begins, so who comes meanwhile waits
+    for one step more.
+    """
     source: str = ""
     """Where the figures come from."""
 
@@ -235,6 +239,8 @@ class VirtualEngine:
         self.samples: list[tuple[float, float, int, int]] = []
         """After each step: seconds, share of the KV cache used, sequences running and waiting."""
         self._waiting: list[tuple[int, int, Sequence]] = []
+        self._too_late: list[Sequence] = []
+        """With `async_scheduling`: who came when the next step was chosen already."""
         self._arrivals = 0
         self._loop = asyncio.get_running_loop()
         self._calls: dict[Sequence, tuple[asyncio.Future[None], Callable[[], None]]] = {}
@@ -242,7 +248,7 @@ class VirtualEngine:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._too_late)
 
     def report(self, name: str) -> EngineReport:
         block_tokens = self.kv.block_tokens
@@ -252,7 +258,7 @@ class VirtualEngine:
             self.parameters.max_model_len,
             self.kv.used * block_tokens,
             len(self.running),
-            len(self._waiting),
+            self.waiting,
             self.preemptions,
         )
 
@@ -268,7 +274,10 @@ class VirtualEngine:
             raise ValueError(f"{tokens} tokens do not fit: at most {self.parameters.longest()}")
         self._arrivals += 1
         sequence.arrived = self._arrivals
-        self._queue(sequence)
+        if self.parameters.async_scheduling and self._timer is not None:
+            self._too_late.append(sequence)
+        else:
+            self._queue(sequence)
         future: asyncio.Future[None] = self._loop.create_future()
         self._calls[sequence] = future, on_first_token
         if self._timer is None:
@@ -285,6 +294,9 @@ class VirtualEngine:
 
     def _begin(self) -> None:
         step = self._schedule()
+        while self._too_late:
+            self._queue(self._too_late.pop())
+        step = step or self._schedule()
         if step is not None:
             self._timer = self._loop.call_later(step.duration_s, self._end, step)
 
