@@ -154,14 +154,12 @@ class Scheduler(Generic[C]):
         """Their sequences: those of the last one may exceed what was free."""
         self.general_sequences = 0
         """How many of these are of long requests."""
-        self.batch_sequences = 0
-        """How many of these are of `batch` requests."""
         self.waiting_sequences = 0
         """The slots that the requests will hold that have not started."""
         self.lengths = LengthModel()
         self.pace = ServiceTimeModel()
         self._rules = rules
-        self._running_cost = 0.0
+        self._running_cost = self._batch_cost = 0.0
         self._only_spare_free = False
         """Whether slots are free, but spare for all that wait."""
         self._on_probation: set[tuple[str, str]] = set()
@@ -343,12 +341,13 @@ class Scheduler(Generic[C]):
     @property
     def _batches_leave_the_rest(self) -> bool:
         """Whether `batch` requests, of which some wait and no others do, leave the slots that are
-        free: an eighth of all, once they run in their share. Where an engine's memory bounds what
-        runs, few of many spare slots will ever be used.
+        free: an eighth of all, once they have their share of the cost of all that runs. (In as many
+        slots as others, long prompts would take most of the engines' time.) Where an engine's
+        memory bounds what runs, few of many spare slots will ever be used.
         """
         free, own = self.capacity - self.sequences, 1 - self._rules.classes.interactive_share
         beside = min(self._spare, _SPARE * self.capacity)
-        return free <= beside and self.batch_sequences >= own * self.capacity
+        return free <= beside and self._batch_cost >= own * self._running_cost
 
     def _is_short(self, entry: C) -> bool | None:
         """Whether a request has a right to a spare slot; None if nothing like it has ended. One of
@@ -399,7 +398,7 @@ class Scheduler(Generic[C]):
         if running.general:
             self.general_sequences += times * running.sequences
         if entry.request_class == BATCH:
-            self.batch_sequences += times * running.sequences
+            self._batch_cost += times * running.cost
         if running.probation:
             (self._on_probation.add if times > 0 else self._on_probation.discard)(_alike(entry))
 

@@ -173,6 +173,16 @@ def test_a_batch_gets_its_share_beside_interactive_work_that_never_waits() -> No
     assert [one.request_class for one in started(its)] == ["batch"] * 2
 
 
+def test_the_share_of_a_batch_counts_cost_and_not_slots() -> None:
+    """Two long lines beside twelve short requests are more than their share."""
+    its = scheduler(16, *(Entry("realtime", n) for n in range(12)))
+    its.general_capacity = 14
+    assert len(started(its)) == 12
+    for number in range(20):
+        its.add(Entry("batch", 20 + number, prompt_tokens=10_000))
+    assert [one.request_class for one in started(its)] == ["batch"] * 2
+
+
 def test_short_answers_take_spare_slots_and_of_an_unknown_kind_one_tries() -> None:
     its = scheduler(8, *(Entry("standard", n, "long", kind="chat") for n in range(20)))
     its.general_capacity = 4
