@@ -35,8 +35,10 @@ mark    KEYS  3 open lines, 4 segments
         ARGV  3 name of the segment, 4 completed, 5 failed, 6 to 10 usage, 11 number of lines, 12...
               their places; then commands that release their requests
         returns 1; 0 if one of the lines is not open (any more): nothing is done then
-close   ARGV  3 outcome, 4 output file, 5 error file, 6 now: nothing is taken or marked from now on
-        returns outcome, output file and error file, as they were closed with first
+close   KEYS  3 open lines
+        ARGV  3 outcome, 4 output file, 5 error file, 6 now: nothing is taken or marked from now on
+        returns outcome, output file and error file, as they were closed with first; 0 if it is not
+              completed, because Redis has lost what was taken or marked
 over    KEYS  3 open lines, 4 segments, 5 tokens of the tenant's batches
         ARGV  3 id, 4 outcome, 5 output file, 6 error file (empty: there is none), 7 lines without a
               result, 8 errors, 9 now, 10 lifetime (ms); 11... commands that tell of it: it is over
@@ -168,6 +170,9 @@ end
 
 function leaders.close()
   if not redis.call('HGET', KEYS[2], 'outcome') then
+    local is = redis.call('HMGET', KEYS[2], 'next', 'total')
+    local left = (is[2] or 0) - (is[1] or 0) + redis.call('EXISTS', KEYS[3])
+    if ARGV[3] == 'completed' and left > 0 then return 0 end
     redis.call('HSET', KEYS[2], 'outcome', ARGV[3], 'output_file', ARGV[4],
       'error_file', ARGV[5])
     if redis.call('HGET', KEYS[2], 'state') ~= 'cancelling' then

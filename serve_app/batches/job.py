@@ -181,12 +181,14 @@ class Job:
         places = await insist(
             self.batch, "take lines", lambda: self.parts.leading.take(self.batch, _A_TAKE)
         )
-        if not places:  # it was cancelled, or another one has taken them
+        if places.start != self._next:  # an answer was lost, or Redis has older data
+            raise Deposed("batches: Redis has other lines than were taken")
+        if not places:  # it was cancelled
             found = await insist(
                 self.batch, "read", lambda: self.parts.leading.read([self.batch.facts.id])
             )
-            if not found or found[0].next != self._next:
-                raise Deposed("batches: Redis has other lines than were taken")
+            if not found:
+                raise Deposed("batches: a batch is gone")
             self.told(found[0])
             return
         self._next = places.stop

@@ -201,9 +201,8 @@ class Leading:
 
     async def close(self, batch: Batch, closed: Closed) -> Closed:
         """From now on no line is taken or marked. Returns how it was closed first."""
-        outcome, output, error = await self._step(
-            "close", *self._keys(batch), given=(*closed, self._clock.now_ms())
-        )
+        keys, given = self._keys(batch, self._lines(batch)), (*closed, self._clock.now_ms())
+        outcome, output, error = await self._done("close", *keys, given=given)
         return Closed(BatchState(outcome.decode()), output.decode(), error.decode())
 
     async def over(
@@ -241,9 +240,10 @@ class Leading:
     def _tokens(self, batch: Batch) -> str:
         return batch_tokens_key(self._namespace, batch.facts.tenant)
 
-    async def _done(self, step: str, *keys: str, given: Sequence[Any]) -> None:
-        if not await self._step(step, *keys, given=given):
+    async def _done(self, step: str, *keys: str, given: Sequence[Any]) -> Any:
+        if not (reply := await self._step(step, *keys, given=given)):
             raise Deposed(f"batches: Redis has other lines than were taken ({step})")
+        return reply
 
     async def _step(self, step: str, *keys: str, given: Sequence[Any]) -> Any:
         asked = ("EVAL", SCRIPT, len(keys), *keys, step, self.token, *given)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -15,12 +15,13 @@ from msgspec.structs import replace
 from serve_app import timings
 from serve_app.batches.leading import Closed, Deposed, Marked
 from serve_app.batches.record import Batch, BatchState, new_batch_id
+from serve_app.errors import RedisUnavailable
 from serve_app.files.storage import StorageUnavailable
 from serve_app.journal.usage import Usage
 from serve_app.policy.tenants import NO_LIMITS
 from serve_app.redis.keyspace import batch_key
 from tests.journal.batching import STILL, Bench, Knife, bench
-from tests.journal.journal_helpers import World, world
+from tests.journal.journal_helpers import PrivateRedis, World, world
 from tests.waiting import eventually
 
 PROMPTS = [f"p{n}" for n in range(5)]
@@ -391,3 +392,45 @@ async def test_async_result_destruction(at: Bench) -> None:
     await eventually(lambda: sorted(at.worker.prompts) == PROMPTS)
     async with at.leader():
         await whole(at, await at.over(batch))
+
+
+async def test_lines_whose_marks_redis_has_lost_are_marked_again(
+    private_redis: PrivateRedis, namespace: str, tmp_path: Path
+) -> None:
+    """It comes back with data from before they were."""
+    prompts = [f"p{number:02}" for number in range(80)]
+    async with world(private_redis.url, namespace, **STILL) as w, bench(w, tmp_path) as at:
+
+        async def marked() -> int | None:
+            with suppress(RedisUnavailable):
+                return (await at.now(batch)).completed
+            return None
+
+        async def comes_back(with_marked: int) -> None:
+            await private_redis.start()
+            await w.redis.connection_pool.disconnect()
+            while await marked() is None:
+                await asyncio.sleep(0.01)
+            assert await marked() == with_marked
+
+        at.worker.held = {prompt: asyncio.Event() for prompt in prompts[48:]}
+        async with at.leader() as leader:
+            batch = await at.create(prompts)
+            job = await eventually(lambda: leader.jobs.get(batch.facts.id))
+            await eventually(lambda: len(job._results) == 48)
+            await eventually(lambda: len(at.worker.begun) == 48 + 8)
+            private_redis.kill()
+            private_redis.remember()
+            await comes_back(with_marked=0)
+            await job._results.write()
+            assert await marked() == 48
+            private_redis.kill()
+            private_redis.forget()
+            await comes_back(with_marked=0)
+            for held in at.worker.held.values():
+                held.set()
+            found = await at.over(batch)
+        assert (found.state, found.completed, found.failed) == (BatchState.COMPLETED, 80, 0)
+        lines = await at.lines(found.output_file_id)
+        assert sorted(line["custom_id"] for line in lines) == prompts
+        assert await at.keys() == []

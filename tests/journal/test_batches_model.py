@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from serve_app import timings
-from serve_app.batches import leading
+from serve_app.batches import job, leading
 from serve_app.batches.record import BatchState
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import usage_key
@@ -77,6 +77,7 @@ async def test_a_leader_may_die_between_any_two_commands(
     monkeypatch.setattr(timings, "BATCH_RETRY_S", (0.01,))
     monkeypatch.setattr(timings, "BATCH_REFUSED_S", (0.01,))
     monkeypatch.setattr(timings, "BATCH_RENEW_S", 0.05)
+    monkeypatch.setattr(job, "_A_TAKE", 2)  # so that lines are taken twice
     async with bench(w, tmp_path) as at:
 
         def telling(settings: object, event: str, subject: str, *_: object) -> list[Command]:
