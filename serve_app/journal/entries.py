@@ -93,12 +93,8 @@ TERMINAL_ID = EntryId(MAX_ID_PART, MAX_ID_PART)
 
 
 def following(position: EntryId) -> str:
-    """The smallest id after a position, for the start of a stream range. Nothing follows the
-    terminal entry.
-    """
-    if position.seq < MAX_ID_PART:
-        return f"{position.epoch}-{position.seq + 1}"
-    return f"{position.epoch + 1}-0" if position.epoch < MAX_ID_PART else str(position)
+    """The start of a stream range behind a position. Behind the terminal entry Redis knows none."""
+    return str(position) if position == TERMINAL_ID else f"({position}"
 
 
 def opening_id(epoch: int) -> EntryId:

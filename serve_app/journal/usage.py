@@ -16,7 +16,6 @@ import msgspec
 
 from serve_app.contract import FINAL
 from serve_app.errors import decoding
-from serve_app.journal.entries import encode_used
 from serve_app.journal.events import SEPARATOR
 from serve_app.redis.keyspace import usage_key
 from serve_app.redis.link import RedisLink
@@ -37,9 +36,6 @@ class Usage(NamedTuple):
     """Tokens, of prompt or output, that were computed again after an engine's death. Nobody is
     billed for them.
     """
-
-    def encode(self) -> bytes:
-        return encode_used(self)
 
     @classmethod
     @decoding

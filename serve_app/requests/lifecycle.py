@@ -30,6 +30,7 @@ from serve_app.journal.entries import (
     Summary,
     decode_facts,
     decode_line,
+    encode_used,
     encode_wakes,
     entry_from_redis,
     flatten,
@@ -61,7 +62,7 @@ from serve_app.webhooks.events import event_of, subject_of
 from serve_app.webhooks.outbox import telling
 
 SCRIPT = Script(files(__package__).joinpath("lifecycle.lua").read_text())
-_NOTHING = Usage().encode()
+_NOTHING = encode_used(Usage())
 
 _APPEND = b"*14\r\n$4\r\nXADD\r\n$%d\r\n%b\r\n$10\r\nNOMKSTREAM\r\n$%d\r\n%b\r\n"
 _APPEND_PLAIN = _APPEND + b"".join(b"$1\r\n%b\r\n$%%d\r\n%%b\r\n" % name for name in PLAIN)

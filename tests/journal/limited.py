@@ -13,7 +13,15 @@ from msgspec.structs import replace
 from serve_app.admission.admission import Receipt, Submission
 from serve_app.contract import Reason, State
 from serve_app.errors import RequestRefused
-from serve_app.journal.entries import Entry, EntryId, Head, RequestFacts, RequestLine, Summary
+from serve_app.journal.entries import (
+    Entry,
+    EntryId,
+    Head,
+    RequestFacts,
+    RequestLine,
+    Summary,
+    encode_used,
+)
 from serve_app.journal.usage import Usage
 from serve_app.policy.tenants import MINUTE, Limits
 from serve_app.policy.work import Work
@@ -90,7 +98,7 @@ class Clients:
     async def answer(self, receipt: Receipt, prompt: int = 5, output: int = 5) -> None:
         """A worker ends a request that has used so much."""
         summary = Summary(receipt.facts, None, 1, self.now_ms)
-        used = Usage(prompt, 0, output).encode()
+        used = encode_used(Usage(prompt, 0, output))
         head = Head(200, [])
         last = Entry.output(EntryId(1, 1), b"nonce", head, b"[]", b"{}", 0, None, None, used)
         terminal = last.terminal_behind(State.COMPLETED, None, summary, b"z", head)

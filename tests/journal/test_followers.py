@@ -292,3 +292,13 @@ async def test_a_redis_that_forgot_the_request_ends_it_with_a_clear_reason(
         await asyncio.wait([attempt.closed])
         assert attempt.closed.exception() is not None
         assert not await w.redis.exists(w.store.key("req_1"))
+
+
+async def test_what_is_behind_each_entry_is_read_and_behind_the_end_no_error(w: World) -> None:
+    await w.admit()
+    await w.opened(await w.writer())
+    await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED)
+    entries = await w.entries("req_1")
+    for number, entry in enumerate(entries, 1):
+        (found,) = await w.store.read_many([("req_1", entry.id)])
+        assert found == (entries[number:] or [entry])
