@@ -45,11 +45,23 @@ BACKGROUND = {"time", "zadd", "zrem", "zremrangebyscore", "zrangebyscore"}
 """What processes do to renew their leases, whether there are requests or not. A `ZADD` lists a
 request, too.
 """
+PERIODS = (
+    *("DEADLINE_SWEEP_S", "TAKE_OVER_S", "DEPTHS_LOOK_S", "OPENING_WAKE_S", "READER_RENEW_S"),
+    *("LEASE_RENEW_S", "LEASE_PATIENCE_S", "BATCH_RENEW_S", "SUBSCRIPTION_PING_S"),
+    *("FOLLOWER_SILENCE_S", "WRITER_SILENCE_S"),
+)
 
 
 @pytest.fixture
 def sections() -> dict[str, Any]:
-    return {"engine": {"kind": "simulated"}}
+    return {"engine": {"kind": "simulated"}, "telemetry": {"snapshot_period_s": 3_600}}
+
+
+def still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on nothing is done by the clock, so it does not count how long the requests take."""
+    for name in PERIODS:
+        monkeypatch.setattr(timings, name, 1e6)
+    monkeypatch.setattr(timings, "CLAIM_BLOCK_MS", 100_000)
 
 
 async def calls(w: World) -> Counter[str]:
@@ -85,8 +97,7 @@ async def test_a_request_costs_no_more_commands(
         return AttemptResult((await answer).outcome) if silent else await answer
 
     async with in_process(w.settings, around=told) as d:
-        for time in ("DEADLINE_SWEEP_S", "TAKE_OVER_S", "DEPTHS_LOOK_S", "OPENING_WAKE_S"):
-            monkeypatch.setattr(timings, time, 1e6)
+        still(monkeypatch)
         await ask(d)
         first = paid(d)
         before = await calls(w)
@@ -104,8 +115,7 @@ async def test_an_idempotency_key_costs_no_connection_and_no_round_trip(
     w: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with in_process(w.settings) as d:
-        for time in ("DEADLINE_SWEEP_S", "TAKE_OVER_S", "DEPTHS_LOOK_S", "OPENING_WAKE_S"):
-            monkeypatch.setattr(timings, time, 1e6)
+        still(monkeypatch)
         await ask(d)
         opened = (await w.operator.info("stats"))["total_connections_received"]
         before = await calls(w)
@@ -124,8 +134,7 @@ async def test_limits_of_its_tenant_cost_no_round_trip(
     limits = Limits(100_000, 10**9, 1_000, 10**9, 0, 10**12)
     async with in_process(w.settings) as d:
         monkeypatch.setattr(d.ingress.api_keys, "tenant", lambda *_: Tenant("t", limits=limits))
-        for time in ("DEADLINE_SWEEP_S", "TAKE_OVER_S", "DEPTHS_LOOK_S", "OPENING_WAKE_S"):
-            monkeypatch.setattr(timings, time, 1e6)
+        still(monkeypatch)
         await ask(d)
         before = await calls(w)
         for _ in range(MANY):
