@@ -33,8 +33,9 @@ class _LongLeases:
 
 @pytest.fixture(autouse=True)
 def long_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The leases of ingresses and workers."""
+    """The leases of ingresses and workers, and of who leads batches."""
     monkeypatch.setattr(leases, "timings", _LongLeases())
+    monkeypatch.setattr(timings, "BATCH_LEASE_MS", LONG_MS)
 
 
 @pytest.fixture(autouse=True)
