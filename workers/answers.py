@@ -3,7 +3,8 @@ probabilities are those of its text.
 
 A tool call that the end of an answer has cut: of the whole text, vLLM's parsers make a call or, if
 it is not complete, text with the markup in it. Of its pieces they make what there is of the call.
-The pieces count. The echo of a message in parts: vLLM's stream cannot write it.
+The pieces count, however they are merged. The echo of a message in parts: vLLM's stream cannot
+write it.
 
 It calls the model as its request did.
 
@@ -37,6 +38,7 @@ from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.parser.abstract_parser import Parser
 from vllm.sampling_params import SamplingParams
+from vllm.tool_parsers.abstract_tool_parser import ToolParser
 
 from workers.attempt import current
 from workers.engine_plugin import wrap
@@ -106,6 +108,7 @@ async def install(app: Any) -> None:
     positions for what they are (vLLM looks for one of each token of an output), and all call the
     model as they were asked.
     """
+    wrap(ToolParser, "get_remaining_unstreamed_args", _rest_of_the_arguments)
     models = app.state.openai_serving_models
     models.model_name = partial(_called, models.model_name)
     if (chat := getattr(app.state, "openai_serving_chat", None)) is not None:
@@ -128,6 +131,14 @@ async def install(app: Any) -> None:
 def _called(name: Callable[..., str], *args: Any) -> str:
     attempt = current.get()
     return attempt.facts.alias if attempt and attempt.facts.alias else name(*args)
+
+
+def _rest_of_the_arguments(rest: Callable[..., str], parser: ToolParser) -> str:
+    """What a stream's last delta adds to a call that begins in it. If the call was cut before its
+    arguments, vLLM adds `{}`, and a client would call the function with none.
+    """
+    calls = parser.prev_tool_call_arr
+    return rest(parser) if calls and "arguments" in calls[-1] else ""
 
 
 def _by_pieces(parser: type[Parser] | None) -> type[Parser] | None:

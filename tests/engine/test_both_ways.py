@@ -11,6 +11,7 @@ import asyncio
 import json
 import re
 from array import array
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,16 +19,21 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.outputs import CompletionOutput
+from vllm.parser.parser_manager import ParserManager
+from vllm.tokenizers import get_tokenizer
 
 from serve_app.contract import Reason
+from serve_app.local.environment import ROOT
 from tests.engine.answers import choices, unlike_its_text
-from tests.engine.both_ways import CHAT, COMPLETIONS, RESPONSES, generated
+from tests.engine.both_ways import CHAT, COMPLETIONS, RESPONSES, USER, generated
 from tests.engine.contents import alike
+from tests.engine.prompts import TOOLS
 from tests.engine.resume_helpers import EngineThread
 from tests.journal.in_process import in_process, settings_of
 from tests.tables import Failures, each
-from workers.answers import Pieced
+from workers.answers import Pieced, install
 
 EACH_PATH, AT_ONCE = 80, 8
 PYTHON = re.compile(
@@ -160,3 +166,35 @@ def test_a_long_answer_is_parsed_in_few_pieces(outputs: int) -> None:
     assert [token for _, some, _ in pieces for token in some] == tokens
     assert len(pieces) == min(outputs, len(pieces)) <= 256
     assert [last for _, _, last in pieces] == [False] * (len(pieces) - 1) + [True]
+
+
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>'
+
+
+async def test_a_cut_call_has_what_was_written_of_it_however_its_stream_was_merged() -> None:
+    """An engine merges what waits: how many tokens come with the last one depends on the load."""
+    models = SimpleNamespace(model_name=str)
+    await install(SimpleNamespace(state=SimpleNamespace(openai_serving_models=models)))
+    asked = ChatCompletionRequest(messages=[USER], tools=TOOLS, tool_choice="auto")
+    parser = ParserManager.get_parser(tool_parser_name="hermes", enable_auto_tools=True)
+    assert parser is not None
+
+    tokenizer = get_tokenizer(str(ROOT / "workers" / "tiny_model"))
+
+    def arguments(first: str, last: str) -> str:
+        one, found = parser(tokenizer, asked.tools), ""
+        pieces = [*first, last]
+        for number, piece in enumerate(pieces, 1):
+            finished = number == len(pieces)
+            delta = one.parse_delta(piece, [7], asked, [1], finished=finished)
+            calls = delta.tool_calls if delta is not None else ()
+            found += "".join(call.function.arguments or "" for call in calls)
+        return found
+
+    written = CALL.index("{", 20)
+    with Failures() as failures:
+        for cut in range(1, written + 8):
+            for merged in (1, 2, 8, 30):
+                whole = CALL[:cut]
+                with failures.of(whole, merged):
+                    assert arguments(whole[:-merged], whole[-merged:]) == whole[written:]
