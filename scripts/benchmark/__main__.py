@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from .batching import compare_batchers
+from .beside_batch import measure_beside_batch
 from .compare import compare
 from .idle import measure_idle
 from .lateness import measure_lateness
@@ -43,6 +44,8 @@ def main(arguments: Sequence[str]) -> int:
                 return measure_survival(options, arguments, systems)
             if options.long_among_short:
                 return measure_long_among_short(options, arguments, systems[0])
+            if options.beside_batch:
+                return measure_beside_batch(options, arguments, systems[0])
             return compare(options, arguments, systems)
         except SystemFailed as failed:
             print(failed, file=sys.stderr)

@@ -54,6 +54,8 @@ class Row:
     others_cores: float = math.nan
     long_s: float = math.nan
     """How long the slowest of the long generations beside it took."""
+    lines_per_s: float = math.nan
+    """Of batches, whose requests have ended meanwhile."""
 
     @property
     def slots_used(self) -> float:

@@ -177,6 +177,12 @@ def _add_comparisons(group: argparse._ArgumentGroup) -> None:
         f"each of the engine's {SLOTS} slots has a generation of 3,500 tokens (--set "
         "workers.max_running_requests=N gives it more slots, not more long ones)",
     )
+    add(
+        "--beside-batch",
+        action="store_true",
+        help="with --serve: requests of --max-tokens at --rate (6), in turns alone and beside a "
+        "batch that takes what they leave",
+    )
     cost = "split CPU into µs per token and ms per request (last load)"
     add("--cost-model", action="store_true", help=cost)
     add(
@@ -205,6 +211,7 @@ def _contradiction(given: argparse.Namespace) -> str | None:
         given.kill,
         given.batching,
         given.long_among_short,
+        given.beside_batch,
     )
     rules = {
         "--serve starts the service and --url names a running one: give only one of them": (
@@ -213,9 +220,8 @@ def _contradiction(given: argparse.Namespace) -> str | None:
         "nothing to measure: give --url, --serve, --against or --lateness": not (
             systems or given.virtual or given.lateness
         ),
-        "of --lateness, --idle, --kill, --batching and --long-among-short give only one": (
-            sum(map(bool, kinds)) > 1
-        ),
+        "of --lateness, --idle, --kill, --batching, --long-among-short and --beside-batch give "
+        "only one": sum(map(bool, kinds)) > 1,
         "--lateness starts what it measures, and nothing beside it": given.lateness and systems,
         "--idle and --kill need systems that this command starts": (
             (given.idle or given.kill) and given.url
@@ -227,13 +233,15 @@ def _contradiction(given: argparse.Namespace) -> str | None:
             given.batching and systems + bool(given.virtual) != 1
         ),
         "--cost-model needs closed loops of requests that are alike": given.cost_model
-        and (given.rate or given.batching or given.long_among_short),
+        and (given.rate or given.batching or given.long_among_short or given.beside_batch),
         "--kill has no --cost-model": given.kill and given.cost_model,
-        "--embeddings has no --batching, --kill or --long-among-short": given.embeddings
-        and (given.batching or given.kill or given.long_among_short),
+        "--embeddings has no --batching, --kill, --long-among-short or --beside-batch": (
+            given.embeddings
+            and (given.batching or given.kill or given.long_among_short or given.beside_batch)
+        ),
         "--batching has no --rate": given.batching and given.rate,
-        "--long-among-short needs --serve, and nothing to compare with": (
-            given.long_among_short and (not given.serve or given.against)
+        "--long-among-short and --beside-batch need --serve, and nothing to compare with": (
+            (given.long_among_short or given.beside_batch) and (not given.serve or given.against)
         ),
         "--set needs --serve: it is for the service that this command starts": (
             given.settings and not given.serve

@@ -67,7 +67,7 @@ def start_own(options: Namespace, folder: Path, stack: ExitStack) -> System:
     simulated engine, whose tokens that peer has, too.
     """
     settings, state = list(options.settings), folder / "state"
-    if options.batching:  # its table has the engine's metrics
+    if options.batching or options.beside_batch:  # their tables have metrics
         settings += ["telemetry.snapshot_period_s=0.2", "telemetry.page_period_s=0"]
     if "ray-direct" in options.against:
         rate = f"engine.args.tokens_per_s={ray_direct.TOKENS_PER_S}"
@@ -78,7 +78,14 @@ def start_own(options: Namespace, folder: Path, stack: ExitStack) -> System:
     config, kept_logs = ROOT / "cluster" / "local_cpu.yaml", ROOT / ".hermes" / "bench-logs"
     try:
         # The state folder does not stay.
-        running = service.start(state, config, free_port(), changes, kept_logs=kept_logs)
+        running = service.start(
+            state,
+            config,
+            free_port(),
+            changes,
+            environment={"PYTHONPATH": str(ROOT)},  # this checkout, whatever is installed
+            kept_logs=kept_logs,
+        )
     except RuntimeError as failed:
         raise SystemFailed(f"hermes-serve: {failed}") from None
     stack.callback(running.down)
