@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -170,6 +171,12 @@ class Metrics:
         )
 
 
+def is_idle(page: Metrics) -> bool:
+    """Whether no engine runs or holds a request, by this page."""
+    names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "hermes_in_flight_requests")
+    return all(page.total(name) == 0 for name in names)
+
+
 @dataclass
 class Running:
     """A running service, and ways to access it."""
@@ -309,27 +316,33 @@ class Running:
     # -- looking ----------------------------------------------------------------------------------
 
     def settled(self) -> Metrics:
-        """A page that holds all that has happened: its counts have stood still for longer than a
-        page is old.
+        """A page that holds all that has happened, once no engine runs or holds a request: every
+        process has left two more pages since, and begun the second one behind the first.
         """
-        names = (
-            "hermes_requests_admitted_total",
-            "hermes_requests_ended_total",
-            "hermes_tokens_total",
-            "vllm:generation_tokens_total",
-        )
-        last: list[float] = []
-        since = time.monotonic()
 
-        def still() -> Metrics | None:
-            nonlocal last, since
-            page = self.metrics()
-            counts = [page.total(name) for name in names]
-            if counts != last:
-                last, since = counts, time.monotonic()
-            return page if time.monotonic() - since > 2 else None
+        def settled() -> Metrics | None:
+            for _ in range(2):
+                page = self._renewed()
+            return page if is_idle(page) else None
 
-        return until("the counts stand still", still)
+        return until("every engine is idle", settled)
+
+    def _renewed(self) -> Metrics:
+        """The pages in Redis, once each is another one, or gone with its process."""
+
+        def left() -> dict[bytes, bytes]:
+            keys: Any = sorted(self.redis.scan_iter(match="hermes:metrics:*"))
+            pages: Any = self.redis.mget(keys)
+            return {key: page for key, page in zip(keys, pages, strict=True) if page}
+
+        old = left()
+
+        def renewed() -> dict[bytes, bytes] | None:
+            new = left()
+            return None if new.items() & old.items() else new
+
+        pages = until("every process has left another page", renewed).values()
+        return Metrics("".join(zlib.decompress(page).decode() for page in pages))
 
     def metrics(self) -> Metrics:
         headers = of_tenant(self.keys["@metrics"]) if self.keys else {}
@@ -350,14 +363,7 @@ class Running:
 
     def until_idle(self) -> None:
         """Wait until no engine runs or holds a request."""
-
-        names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
-
-        def idle() -> bool:
-            page = self.metrics()
-            return all(page.total(name) == 0 for name in (*names, "hermes_in_flight_requests"))
-
-        until("every engine is idle", idle)
+        until("every engine is idle", lambda: is_idle(self.metrics()))
 
     @cached_property
     def ingress_urls(self) -> dict[str, str]:

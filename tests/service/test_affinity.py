@@ -5,7 +5,6 @@ over the replicas.
 from __future__ import annotations
 
 from tests.service.support import Metrics, Running
-from tests.waiting import until
 
 
 def test_a_session_stays_on_its_replica_through_every_ingress(simulated: Running) -> None:
@@ -22,7 +21,7 @@ def test_a_session_stays_on_its_replica_through_every_ingress(simulated: Running
                 seen.add(answer.headers["x-hermes-replica"])
         assert len(seen) == 1
     after = before + 2 * 5 * len(simulated.ingress_urls)
-    until("each was counted at home", lambda: at_home(simulated.metrics()) == after)
+    assert at_home(simulated.settled()) == after
 
 
 def at_home(page: Metrics) -> float:
