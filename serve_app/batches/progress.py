@@ -52,16 +52,11 @@ class Progress(NamedTuple):
     """How much earlier than its deadline it will be done; negative: how much later."""
 
 
-class Shown(NamedTuple):
-    """What the metrics say of all batches."""
-
-    batches: Counter[str]
-    lines: Counter[str]
-    spare_s: dict[str, float]
-
-
-def shown(found: Iterable[Progress]) -> Shown:
-    """Sum up batches that are not over. Lines and time of those that are ending do not count."""
+def shown(found: Iterable[Progress]) -> tuple[Counter[str], Counter[str], dict[str, float]]:
+    """What the metrics say of batches that are not over: how many are in each state, how many lines
+    are, and the time to spare of those that have the least. Lines and time of those that are ending
+    do not count.
+    """
     batches, spare_s = Counter[str](), dict[str, float]()
     lines = Counter(in_flight=0, waiting=0, paused=0)
     for one in found:
@@ -70,4 +65,4 @@ def shown(found: Iterable[Progress]) -> Shown:
             lines["in_flight"] += one.in_flight
             lines["paused" if one.paused else "waiting"] += one.left - one.in_flight
             spare_s[one.batch_id] = one.spare_s
-    return Shown(batches, lines, dict(nsmallest(_MOST_SHOWN, spare_s.items(), itemgetter(1))))
+    return batches, lines, dict(nsmallest(_MOST_SHOWN, spare_s.items(), itemgetter(1)))

@@ -194,11 +194,5 @@ def secrets_of(source: str) -> list[bytes]:
     if not keys or not all(keys) or not all(word.startswith(_PREFIX) for word in text.split()):
         raise Failed("secret", f"{source} has no secret of the form whsec_<base64>")
     for word in text.split():
-        if word not in _hidden:
-            _hidden.add(word)
-            hide(word)
+        hide(word)
     return keys
-
-
-_hidden: set[str] = set()
-"""Secrets that no log line shows."""

@@ -34,7 +34,7 @@ def test_the_pace_counts_only_the_time_in_which_lines_ran() -> None:
 
 
 def test_lines_and_time_of_what_is_ending_do_not_count() -> None:
-    found = shown(
+    batches, lines, spare_s = shown(
         [
             of("runs", spare_s=-5.0),
             of("closed", paused=True, in_flight=0),
@@ -44,9 +44,9 @@ def test_lines_and_time_of_what_is_ending_do_not_count() -> None:
         ]
     )
     states = {"in_progress": 2, "validating": 1, "finalizing": 1, "cancelling": 1}
-    assert found.batches == states
-    assert found.lines == {"in_flight": 2, "waiting": 5, "paused": 7}
-    assert found.spare_s == {"runs": -5.0, "closed": 1.0, "new": 1.0}
+    assert batches == states
+    assert lines == {"in_flight": 2, "waiting": 5, "paused": 7}
+    assert spare_s == {"runs": -5.0, "closed": 1.0, "new": 1.0}
 
 
 def test_only_the_nearest_twenty_are_named_and_no_series_stays() -> None:
