@@ -271,21 +271,19 @@ class Job:
 
     async def _recover(self) -> None:
         """Find the requests of the lines that are taken; the others wait to begin."""
-        taken = await insist(self.batch, "read", lambda: self.parts.leading.lines(self.batch))
+        batch, requests = self.batch, self.parts.requests
+        taken = await insist(batch, "read", lambda: self.parts.leading.lines(batch))
         lines = [Line(place, number) for place, number in sorted(taken.items())]
         for at in range(0, len(lines), _A_LOOK):
-            await self._find(lines[at : at + _A_LOOK])
-
-    async def _find(self, lines: Sequence[Line]) -> None:
-        requests, batch = self.parts.requests, self.batch
-        ids = [requests.request_id(batch, line.place, line.number) for line in lines]
-        records = await insist(self.batch, "find requests", lambda: requests.store.records(ids))
-        for line, request_id, record in zip(lines, ids, records, strict=True):
-            if record is None:
-                self.ready.append(line)
-            else:
-                line.request_id, line.ended = request_id, record.ended
-                self._start(line)
+            some = lines[at : at + _A_LOOK]
+            ids = [requests.request_id(batch, line.place, line.number) for line in some]
+            records = await insist(batch, "find requests", partial(requests.store.records, ids))
+            for line, request_id, record in zip(some, ids, records, strict=True):
+                if record is None:
+                    self.ready.append(line)
+                else:
+                    line.request_id, line.ended = request_id, record.ended
+                    self._start(line)
 
     async def _work(self) -> None:
         self._working, self._state = True, BatchState.IN_PROGRESS
@@ -398,36 +396,33 @@ class Job:
 
     async def _line(self, line: Line) -> None:
         """Answer a line. Without a result, it waits to begin again."""
+        result = None
         try:
             asked = await insist(self.batch, "read a line", lambda: self._load(line))
+            result = await self._whatever_fails(line, asked)
         except FileNotFoundError:
-            return self._lacks_input(line)
-        while True:
-            try:
-                result = await insist(
-                    self.batch, "answer a line", lambda: self._answered(line, asked)
-                )
-                break
-            except Deposed:
-                raise
-            except FileNotFoundError:
-                return self._lacks_input(line)
-            except Exception:
-                log.exception("batch %s: line at %d fails", self.batch.facts.id, line.place)
-                line.failures += 1
-                if line.failures >= _MOST_FAILURES:
-                    internal = RequestRefused(Reason.INTERNAL, "The request failed.")
-                    result = self._refused(line, asked.custom_id, internal)
-                    break
-                await asyncio.sleep(backoff(timings.DEFECT_RETRY_S, line.failures))
+            self._without_input = True
         if result is None:
             self.ready.appendleft(line)
         else:
             self._results.add(result)
 
-    def _lacks_input(self, line: Line) -> None:
-        self._without_input = True
-        self.ready.appendleft(line)
+    async def _whatever_fails(self, line: Line, asked: Asked) -> Result | None:
+        """`_answered`, again after a defect of ours."""
+        while True:
+            try:
+                return await insist(
+                    self.batch, "answer a line", lambda: self._answered(line, asked)
+                )
+            except (Deposed, FileNotFoundError):
+                raise
+            except Exception:
+                log.exception("batch %s: line at %d fails", self.batch.facts.id, line.place)
+                line.failures += 1
+                if line.failures >= _MOST_FAILURES:
+                    internal = RequestRefused(Reason.INTERNAL, "The request failed.")
+                    return self._refused(line, asked.custom_id, internal)
+            await asyncio.sleep(backoff(timings.DEFECT_RETRY_S, line.failures))
 
     async def _load(self, line: Line) -> Asked:
         """What the file has in a line; of a large one without its body."""
