@@ -234,7 +234,7 @@ def _asked(fields: dict[str, str]) -> tuple[str, int]:
     purpose = fields.get("purpose", "")
     if purpose not in PURPOSES:
         raise invalid_value("purpose", f"it must be one of {', '.join(PURPOSES)}")
-    if _ANCHOR not in fields and _SECONDS not in fields:
+    if not any(name.startswith("expires_after") for name in fields):
         return purpose, 0
     if fields.get(_ANCHOR) != "created_at":
         raise invalid_value(_ANCHOR, "it must be 'created_at'")

@@ -178,6 +178,12 @@ REFUSED: dict[str, tuple[int, str, str | None, list[bytes]]] = {
         "expires_after[anchor]",
         [PURPOSE, FILE, part("expires_after[seconds]", "3600")],
     ),
+    "an expiry of another form": (
+        400,
+        "invalid_request",
+        "expires_after[anchor]",
+        [PURPOSE, FILE, part("expires_after", '{"anchor": "created_at", "seconds": 3600}')],
+    ),
     "too soon": (
         400,
         "invalid_request",
