@@ -100,8 +100,9 @@ class Exchange:
     """Called once, when a worker has started the request, or none will."""
     standing: Standing | None = None
     """What its tenant has used of its limits, if it has any."""
-    status: int = field(default=0, init=False)
-    """HTTP status, once the response has begun."""
+    more_headers: Mapping[str, str] = field(default_factory=dict, init=False)
+    status_code: int = field(default=0, init=False)
+    """Of HTTP, once the response has begun."""
     refusal: RequestRefused | None = field(default=None, init=False)
     """What the client was told instead of a response."""
 
@@ -305,7 +306,7 @@ class Exchange:
     async def _send(self, send: Send, head: Head, body: bytes, more: bool = True) -> None:
         if not self._stage.begun:
             self._stage = Stage.STREAMING
-            self.status = head.status
+            self.status_code = head.status
             headers = self._headers(head)
             if not more:
                 headers.append((b"content-length", str(len(body)).encode()))
@@ -326,7 +327,7 @@ class Exchange:
         """Headers with what is known of the request so far."""
         reader, facts = self.follower.reader, self.facts
         headers = known_headers(self.follower.request_id, facts)
-        headers |= self.limit_headers()
+        headers |= {**self.more_headers, **self.limit_headers()}
         if self.as_events:
             headers.pop("x-client-request-id", None)
         if reader.attempt is not None:

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from serve_app.admission.admission import Submission
 from serve_app.clock import RedisClock
@@ -68,23 +68,17 @@ class InferenceEndpoint:
         }
         parent = headers.get("traceparent", "")
         with self.tracing.begin(f"POST {path}", parent, what, SERVER) as span:
-            answer, ignored = await self._submit(scope, receive, headers, span)
-            if ignored:
-                send = _naming(ignored, send)
-            if isinstance(answer, Response):
-                await answer(scope, receive, send)
-                span.tell({"http.response.status_code": answer.status_code})
-                return
+            answer = await self._submit(scope, receive, headers, span)
             await answer(scope, receive, send)
-            if answer.refusal is not None:
+            if isinstance(answer, Exchange) and answer.refusal is not None:
                 span.refused(answer.refusal.status, answer.refusal.reason)
             else:
-                span.tell({"http.response.status_code": answer.status})
+                span.tell({"http.response.status_code": answer.status_code})
 
     async def _submit(
         self, scope: Scope, receive: Receive, headers: dict[str, str], span: Span
-    ) -> tuple[Exchange | Response, Sequence[str]]:
-        """The answer, and the names of the fields that were left out of the request."""
+    ) -> Exchange | Response:
+        """The answer, which names the fields that were left out of the request."""
         check_content_type(headers.get("content-type", ""))
         path: str = scope["path"]
         caller: Tenant = scope["state"]["caller"]
@@ -119,13 +113,14 @@ class InferenceEndpoint:
                     answer = await queued(request_id, facts, body)
                 else:
                     answer = accepted(request_id, facts)
-                answer.headers.update(more)
-                return answer, ignored
+                answer.headers.update({**more, **_naming(ignored)})
+                return answer
             exchange = await self.exchanges.submit(submission)
         assert exchange.facts is not None
         told = {"hermes.request_id": exchange.follower.request_id}
         span.tell({**told, "hermes.class": exchange.facts.request_class})
-        return exchange, ignored
+        exchange.more_headers = _naming(ignored)
+        return exchange
 
 
 @dataclass(eq=False)
@@ -333,16 +328,9 @@ def _meaning(body: bytes, request: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode(request, order="deterministic")
 
 
-def _naming(ignored: Sequence[str], send: Send) -> Send:
-    """Sends the answer with a header that names the fields that were left out."""
+def _naming(ignored: Sequence[str]) -> dict[str, str]:
+    """A header that names the fields that were left out, if there are any."""
     names = [_UNSAFE.sub("?", name[:_NAME_CHARS]) for name in ignored[:_NAMED]]
     if len(ignored) > _NAMED:
         names.append(f"and {len(ignored) - _NAMED} more")
-    header = (b"x-hermes-ignored", ", ".join(names).encode())
-
-    def send_named(message: Message) -> Awaitable[None]:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message["headers"], header]}
-        return send(message)
-
-    return send_named
+    return {"x-hermes-ignored": ", ".join(names)} if names else {}
