@@ -51,15 +51,12 @@ class Disconnects:
     """
     _unsure: dict[str, tuple[asyncio.Task[None], RequestFacts]] = field(default_factory=dict)
     """By request: what looks after one that may have been accepted, and what was submitted."""
-    _renewing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._renewing = self.base.loops.keep("reader-leases", self._renew)
+        self.base.loops.keep("reader-leases", self._renew)
 
     async def stop(self) -> None:
         """Stop. Requests whose client has left then run at most until their deadline."""
-        if self._renewing is not None:
-            await self.base.loops.end(self._renewing)
         await ended(list(self.tasks))
 
     async def arrived(self, request_id: str) -> None:
