@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial, wraps
 from inspect import signature
 from typing import Annotated, Any, Literal, NamedTuple
@@ -171,18 +171,14 @@ async def record_of(store: JournalStore, request_id: str, tenant: str) -> Record
 
 
 async def _behind(
-    store: JournalStore, prefix: str, name: str, request: Request
-) -> tuple[str, Record] | None:
-    """The request that an id of OpenAI's form stands for, and its record; None if `record_of` knows
-    none.
-    """
+    store: JournalStore, prefix: str, what: str, name: str, request: Request
+) -> tuple[str, Record]:
+    """The request that an id of OpenAI's form stands for, and its record."""
     request_id = name.removeprefix(prefix)
-    if request_id == name:
-        return None
-    try:
-        return request_id, await record_of(store, request_id, request.state.tenant)
-    except RequestRefused:
-        return None
+    if request_id != name:
+        with suppress(RequestRefused):
+            return request_id, await record_of(store, request_id, request.state.tenant)
+    raise not_found(what, name)
 
 
 # -- requests -------------------------------------------------------------------------------------
@@ -294,8 +290,8 @@ def response_routes(store: JournalStore, endings: Endings, readers: Readers) -> 
     router = APIRouter(tags=["responses"])
 
     async def found(response_id: str, request: Request) -> tuple[str, Record]:
-        known = await _behind(store, RESPONSE, response_id, request)
-        if known is None or known[1].path not in (RESPONSES, ""):  # it is trimmed
+        known = await _behind(store, RESPONSE, "Response", response_id, request)
+        if known[1].path not in (RESPONSES, ""):  # it is trimmed
             raise not_found("Response", response_id)
         return known
 
@@ -425,11 +421,11 @@ class _Chats:
 
     async def own(self, chat_id: str, request: Request) -> tuple[str, _Asked]:
         """Another tenant's chat is as unknown as one that does not exist."""
-        known = await _behind(self._store, CHAT, chat_id, request)
-        asked = await self.asked(known[0]) if known else None
-        if not known or not asked or known[1].state is not State.COMPLETED:
+        request_id, record = await _behind(self._store, CHAT, "Chat completion", chat_id, request)
+        asked = await self.asked(request_id)
+        if asked is None or record.state is not State.COMPLETED:
             raise not_found("Chat completion", chat_id)
-        return known[0], asked
+        return request_id, asked
 
     async def whole(self, request_id: str, asked: _Asked) -> dict[str, Any]:
         fields, _ = await self.answer(request_id, asked)

@@ -139,17 +139,14 @@ def routes(
     """
     router = APIRouter(tags=["status"])
 
-    def described(name: str) -> dict[str, Any]:
-        return {
+    def shown(request: Request, name: str) -> dict[str, Any]:
+        model = {
             "id": name,
             "object": "model",
             "created": MODELS_CREATED,
             "owned_by": "hermes-serve",
             "max_model_len": most_tokens() or None,  # vLLM's own field
         }
-
-    def shown(request: Request, name: str) -> dict[str, Any]:
-        model = described(name)
         if "anthropic-version" in request.headers:
             model |= {"type": "model", "display_name": name, "created_at": MODELS_CREATED_AT}
         return model
