@@ -65,7 +65,10 @@ LINES, LINE_TOKENS, MESSAGES = 300, 150, 3
 
 
 OTHER = os.environ.get("HERMES_OTHER_VERSION", "")
-"""A checkout of another version, used instead of the made-up one (docs/development.md)."""
+"""A whole checkout of another version, used instead of the made-up one:
+
+HERMES_OTHER_VERSION=/tmp/other pytest tests/service/test_upgrade.py -k rolls_out
+"""
 
 
 def next_version(folder: Path) -> list[Path]:
