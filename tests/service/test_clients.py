@@ -45,6 +45,7 @@ CLIENTS: dict[str, Callable[[], list[str]]] = {
     "openai-node": lambda: of_node("openai-node"),
     "vercel-ai": lambda: of_node("vercel-ai"),
     "langchain": lambda: of_python("with_langchain.py"),
+    "langchain-anthropic": lambda: of_python("with_langchains_anthropic.py"),
     "litellm": lambda: of_python("with_litellm.py", "chat"),
     "litellm-responses": lambda: of_python("with_litellm.py", "responses"),
 }
