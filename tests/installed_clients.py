@@ -75,6 +75,12 @@ def python(name: str = "python", lock: str = "requirements.lock") -> Path:
     return made
 
 
+def of_litellms_proxy() -> list[str]:
+    """The command of LiteLLM's proxy, by the lock file of what is measured beside the service."""
+    lock = ROOT / "scripts" / "benchmark" / "gateways.lock"
+    return [str(python("litellm-proxy", str(lock)).parent / "litellm")]
+
+
 def of_guidellm(*words: str) -> list[str]:
     """The command of a benchmark. Its environment has this project's packages beside its own."""
     interpreter = python("guidellm")
