@@ -119,12 +119,14 @@ class World:
     @cached_property
     def redis(self) -> Any:
         """Runs commands by hand, as the service's own user."""
-        return Redis.from_url(self.settings.redis.url, protocol=2)
+        return Redis.from_url(self.settings.redis.url, protocol=2, socket_timeout=PATIENCE_S)
 
     @cached_property
     def operator(self) -> Any:
         """Runs commands by hand that the service's own user may not run."""
-        client: Any = Redis.from_url(redis_server.as_operator(self.settings.redis.url), protocol=2)
+        client: Any = Redis.from_url(
+            redis_server.as_operator(self.settings.redis.url), protocol=2, socket_timeout=PATIENCE_S
+        )
         return client
 
     def queue(self, consumer: str = "ingress-1") -> RequestQueue:
@@ -284,7 +286,7 @@ def until_written(operator_url: str) -> None:
     """Wait until the append-only file holds all that was answered: under a slow fsync (`everysec`)
     Redis keeps up to two seconds of it in memory, and a kill would lose those.
     """
-    with SyncRedis.from_url(operator_url, protocol=2) as operator:
+    with SyncRedis.from_url(operator_url, protocol=2, socket_timeout=PATIENCE_S) as operator:
         until("all is in the file", lambda: not operator.info("persistence")["aof_buffer_length"])
 
 
@@ -296,11 +298,13 @@ class PrivateRedis:
         self._data = folder / "data"
         server = permits.narrow(redis_server.start(self._data, namespace="*"))
         self.pid, self.port, self.url = server.pid, server.port, server.url()
-        self.client: Any = Redis.from_url(self.url, protocol=2)
+        self.client: Any = Redis.from_url(self.url, protocol=2, socket_timeout=PATIENCE_S)
 
     def run(self, *words: object) -> None:
         """Run a command as its operator."""
-        with SyncRedis.from_url(redis_server.as_operator(self.url), protocol=2) as operator:
+        with SyncRedis.from_url(
+            redis_server.as_operator(self.url), protocol=2, socket_timeout=PATIENCE_S
+        ) as operator:
             operator.execute_command(*words)
 
     def kill(self) -> None:

@@ -23,7 +23,7 @@ from tests import permits
 from tests.journal.in_process import Door, in_process, settings_of
 from tests.journal.journal_helpers import PrivateRedis
 from tests.turned_clock import TurnedClock
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 KEYS, CHANNELS = "keys", "channels"
 TAKEN = {
@@ -46,7 +46,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis_server.Re
 @asynccontextmanager
 async def rights(url: str) -> AsyncIterator[Any]:
     """Changes the rights of the service's user."""
-    async with Redis.from_url(redis_server.as_operator(url), protocol=2) as operator:
+    async with Redis.from_url(
+        redis_server.as_operator(url), protocol=2, socket_timeout=PATIENCE_S
+    ) as operator:
 
         async def change(*rules: str) -> None:
             await operator.execute_command("ACL", "SETUSER", "hermes", *rules)  # type: ignore[no-untyped-call]
@@ -160,7 +162,9 @@ async def test_what_redis_refuses_for_now_is_told_in_its_words_and_once(
 
     async with (
         in_process(settings_of(private_redis.url, namespace)) as d,
-        Redis.from_url(redis_server.as_operator(private_redis.url), protocol=2) as operator,
+        Redis.from_url(
+            redis_server.as_operator(private_redis.url), protocol=2, socket_timeout=PATIENCE_S
+        ) as operator,
     ):
         for words, (breaking, mending) in REFUSED_FOR_NOW.items():
             await eventually(lambda: ready(d))

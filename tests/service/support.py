@@ -23,7 +23,7 @@ from redis import Redis
 from serve_app.cli.serve_api import application_status
 from serve_app.local import redis_server
 from serve_app.local.service import Service
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 T = TypeVar("T")
 STORY = "Tell me a story about a lighthouse."
@@ -219,7 +219,9 @@ class Running:
         """Redis with all permissions, because tests read keys that the service's own user may not
         list.
         """
-        return Redis.from_url(redis_server.as_operator(self.service.redis_url), protocol=2)
+        return Redis.from_url(
+            redis_server.as_operator(self.service.redis_url), protocol=2, socket_timeout=PATIENCE_S
+        )
 
     def journal_key(self, request_id: str) -> str:
         return f"hermes:j:{request_id}"
