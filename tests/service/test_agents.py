@@ -150,6 +150,42 @@ def test_an_agent_does_not_notice_that_processes_die(
     whole_again(agents, 2)
 
 
+@pytest.mark.parametrize("provider", ["hermes", "OpenAI"])
+def test_codex_compacts_its_session_and_goes_on(
+    agents: Running, tmp_path: Path, provider: str
+) -> None:
+    """Of a provider with the name OpenAI it asks a `compaction` by a `compaction_trigger`, of any
+    other one a summary by a prompt of its own.
+    """
+    prompt = Script(SAID).write(tmp_path)
+    command, environment = of_agent("Codex", agents.url, agents.model, tmp_path, prompt)
+    config = tmp_path / ".codex" / "config.toml"
+    named = config.read_text().replace('name = "hermes"', f'name = "{provider}"')
+    config.write_text(named)
+    *shell, begin = command
+    full = "-c model_auto_compact_token_limit=1 resume --last"
+    told = [
+        subprocess.run(
+            [*shell, line],
+            env=environment,
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        for line in (begin, begin.replace(f'"{prompt}"', f'{full} "{prompt}"'))
+    ]
+    assert [one.returncode for one in told] == [0, 0], told[-1].stderr
+    assert ["context compacted" in one.stderr for one in told] == [False, True]
+    assert all(SAID in one.stdout for one in told)
+    asked = agents.http.get("/v1/requests?limit=3").json()["data"]
+    assert [one["state"] for one in asked] == ["completed"] * 3
+    _, compacting, _ = asked
+    answer = agents.http.get(f"/v1/requests/{compacting['id']}/response").text
+    assert ('"type":"compaction"' in answer) == (provider == "OpenAI")
+
+
 def test_guidellm_runs_its_own_smoke_benchmark(agents: Running, tmp_path: Path) -> None:
     for path in (CHATS, COMPLETIONS, RESPONSES):
         backend = f"kind=openai_http,target={agents.url},model={agents.model},request_format={path}"
