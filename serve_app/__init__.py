@@ -20,8 +20,9 @@ workers/attempt.py            engine outputs and response bytes become journal e
 workers/replay.py             reads what older attempts produced; continuation.py continues it
 journal/writer.py             fenced appends, group commit, wake-ups
 journal/followers.py          passes accepted entries to the connections; reader.py interprets them
-ingress/exchange.py           forwards the bytes to the client; sending.py: its connection, and who
-                              does not read; disconnects.py: what happens when it leaves
+ingress/exchange.py           forwards the bytes to the client; disconnects.py: what happens when it
+                              leaves
+ingress/client_connections.py the server's side of HTTP, and who does not read
 requests/lifecycle.lua        the steps of a request's life: accept, record, end; lifecycle.py sends
                               them, with what else happens then, and reads the record
 requests/endings.py           ends requests without a worker (cancelled, deadline passed, given up)

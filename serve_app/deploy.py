@@ -26,7 +26,7 @@ from serve_app.cluster.serve_router import OVERRIDDEN
 from serve_app.contract import AttemptResult
 from serve_app.errors import SettingsError
 from serve_app.foundation import freeze_heap
-from serve_app.ingress.sending import HttpProtocol
+from serve_app.ingress.client_connections import HttpProtocol
 from serve_app.processes import IngressProcess, WorkerProcess, make_engine, most_calls
 from serve_app.settings import Settings, load_settings
 

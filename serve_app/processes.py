@@ -37,13 +37,13 @@ from serve_app.ingress import (
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.app import Guard, with_cors
 from serve_app.ingress.batches_api import BatchCreation
+from serve_app.ingress.client_connections import SlowReaders
 from serve_app.ingress.connection_limits import ConnectionLimits, Uploads
 from serve_app.ingress.conversations import Conversations
 from serve_app.ingress.disconnects import Disconnects
 from serve_app.ingress.exchange import Exchanges, Parts
 from serve_app.ingress.inference import InferenceEndpoint, Submissions
 from serve_app.ingress.operator_api import Capacity
-from serve_app.ingress.sending import SlowReaders
 from serve_app.ingress.status import MetricsPage, Readiness
 from serve_app.ingress.validation.bodies import Validator
 from serve_app.journal.followers import Followers

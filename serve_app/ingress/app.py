@@ -28,10 +28,10 @@ from serve_app.errors import (
 from serve_app.files.storage import StorageUnavailable
 from serve_app.ingress import docs_page
 from serve_app.ingress.api_keys import ApiKeys
+from serve_app.ingress.client_connections import SlowReaders
 from serve_app.ingress.connection_limits import ConnectionLimit
 from serve_app.ingress.exchange import refusal_answer
 from serve_app.ingress.inference import InferenceEndpoint
-from serve_app.ingress.sending import SlowReaders
 from serve_app.ingress.status import PROBES
 from serve_app.ingress.validation.fields import INFERENCE_PATHS
 from serve_app.observability.ingress_metrics import TenantTelemetry

@@ -35,13 +35,12 @@ from serve_app.errors import (
     RedisUnavailable,
     RequestRefused,
     Unreadable,
-    invalid,
     retry_headers,
 )
+from serve_app.ingress.client_connections import PUSH, Push
 from serve_app.ingress.connection_limits import ConnectionLimit
 from serve_app.ingress.disconnects import Disconnects
 from serve_app.ingress.objects import unanswered_response
-from serve_app.ingress.sending import PUSH, Push
 from serve_app.journal.entries import Head, RequestFacts
 from serve_app.journal.events import COMMENT, SEPARATOR, after_event, body_event, error_events
 from serve_app.journal.followers import Follower, Followers
@@ -468,18 +467,6 @@ class Exchanges:
         """Whether a request was not accepted because of its size, although all else works."""
         large = size_bytes > timings.LARGE_BYTES and self.redis.usable
         return large and await self.redis.sizes.refuses(size_bytes)
-
-
-def last_event_id(text: str | None) -> int:
-    """The number in `Last-Event-ID`: of the last event that the client has; 0 if it has none."""
-    if text is None or text == "":
-        return 0
-    if not text.isascii() or not text.isdigit() or len(text) > 18:
-        raise invalid(
-            "The header Last-Event-ID must be the number of an event.",
-            param="last-event-id",
-        )
-    return int(text)
 
 
 def refusal_answer(

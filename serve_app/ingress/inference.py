@@ -20,11 +20,12 @@ from serve_app.contract import CHATS, COUNTING, OF_RESPONSES, RESPONSES, Reason
 from serve_app.errors import RequestRefused, invalid
 from serve_app.ingress.connection_limits import Uploads, check_content_type
 from serve_app.ingress.conversations import Conversations, goes_on
-from serve_app.ingress.exchange import Exchange, Exchanges, last_event_id
+from serve_app.ingress.exchange import Exchange, Exchanges
 from serve_app.ingress.objects_api import accepted, queued
 from serve_app.ingress.validation.bodies import Validator
 from serve_app.ingress.validation.structure import PIECE_BYTES
 from serve_app.journal.entries import RequestFacts, RequestLine
+from serve_app.journal.events import last_event_id
 from serve_app.observability.tracing import SERVER, Span, Tracing
 from serve_app.policy.classes import CLASSES, DEFAULT_CLASS, PUBLIC_CLASSES, SERVICE_TIERS
 from serve_app.policy.overload import Overload

@@ -23,7 +23,7 @@ from serve_app.contract import CHATS, RESPONSES, Reason, State
 from serve_app.errors import RequestRefused, Unreadable, invalid_value
 from serve_app.files.storage import PIECE_BYTES
 from serve_app.ingress.connection_limits import ConnectionLimits, Uploads
-from serve_app.ingress.exchange import Exchanges, known_headers, last_event_id
+from serve_app.ingress.exchange import Exchanges, known_headers
 from serve_app.ingress.objects import (
     CHAT,
     RESPONSE,
@@ -40,6 +40,7 @@ from serve_app.ingress.objects import (
 from serve_app.ingress.validation.fields import METADATA, check, compiled
 from serve_app.ingress.validation.structure import read
 from serve_app.journal.entries import Entry, RequestFacts, RequestLine
+from serve_app.journal.events import last_event_id
 from serve_app.journal.store import JournalStore
 from serve_app.policy.classes import CLASSES
 from serve_app.requests.endings import Endings

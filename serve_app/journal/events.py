@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from serve_app.contract import ANTHROPIC, Reason
-from serve_app.errors import anthropics_error, error_body
+from serve_app.errors import anthropics_error, error_body, invalid
 
 SEPARATOR = b"\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -79,6 +79,18 @@ def after_event(body: bytes, first: int, seen: int) -> bytes:
     """The part of `body` after event number `seen`; the first event in it has number `first`."""
     skip = seen - first + 1
     return _Skipper(skip).rest(body) if skip > 0 else body
+
+
+def last_event_id(text: str | None) -> int:
+    """The number in `Last-Event-ID`: of the last event that the client has; 0 if it has none."""
+    if text is None or text == "":
+        return 0
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise invalid(
+            "The header Last-Event-ID must be the number of an event.",
+            param="last-event-id",
+        )
+    return int(text)
 
 
 class _Skipper:

@@ -18,7 +18,7 @@ import uvicorn
 
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import AttemptResult, Execute
-from serve_app.ingress.sending import HttpProtocol
+from serve_app.ingress.client_connections import HttpProtocol
 from serve_app.processes import IngressProcess, WorkerProcess, make_engine
 from serve_app.settings import Settings
 from tests.journal.journal_helpers import redis_settings

@@ -17,8 +17,8 @@ import pytest
 
 from serve_app import processes, timings
 from serve_app.contract import CHATS, RESPONSES, State
-from serve_app.ingress import sending
-from serve_app.ingress.sending import SlowReaders
+from serve_app.ingress import client_connections
+from serve_app.ingress.client_connections import SlowReaders
 from serve_app.journal.entries import Head, RequestFacts, Summary, decode_facts
 from serve_app.journal.reader import _HOLD_BYTES
 from serve_app.journal.writer import JournalWriter
@@ -198,7 +198,7 @@ async def test_only_clients_that_read_nothing_for_long_are_disconnected(
 ) -> None:
     stalled_s = 1_000.0
     clock = TurnedClock()
-    monkeypatch.setattr(sending, "SYSTEM", clock)
+    monkeypatch.setattr(client_connections, "SYSTEM", clock)
     monkeypatch.setattr(processes, "SlowReaders", Looks)
     monkeypatch.setattr(timings, "STALLED_LOOK_AT_MOST_S", 0.01)
     whole, path = (await finished(w), PATH) if streamed else (b"", "")

@@ -52,7 +52,7 @@ IMPURE_LIBRARIES = {
 OWNERS = {
     "fastapi": ("serve_app.ingress",),
     "starlette": ("serve_app.ingress",),
-    "uvicorn": ("serve_app.ingress.sending", "serve_app.deploy", "serve_app.cli.attach"),
+    "uvicorn": ("serve_app.ingress.client_connections", "serve_app.deploy", "serve_app.cli.attach"),
     "hiredis": ("serve_app.redis",),
     "httpx": (
         "serve_app.client",

@@ -21,8 +21,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from serve_app import timings
+from serve_app.ingress.client_connections import PUSH, HttpProtocol
 from serve_app.ingress.exchange import Exchange, Parts
-from serve_app.ingress.sending import PUSH, HttpProtocol
 from serve_app.journal.entries import (
     REQUEST_ID,
     TERMINAL_ID,

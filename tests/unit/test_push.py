@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from starlette.types import Message
 
+from serve_app.ingress.client_connections import PUSH
 from serve_app.ingress.exchange import Exchange, Parts
-from serve_app.ingress.sending import PUSH
 from serve_app.journal.entries import (
     REQUEST_ID,
     TERMINAL_ID,

@@ -1,10 +1,11 @@
-"""How answers leave: with few writes, and no faster than their clients take them.
+"""The server's side of a client's connection: answers leave with few writes, and no faster than the
+client takes them.
 
-The server's side of a connection is uvicorn's (`HttpProtocol`), but what is written in one turn of
-the event loop leaves in one write: each costs a system call here and wakes whoever reads, HAProxy
-for one, which then reads and writes again. So the head of an answer leaves with its first bytes,
-and the last bytes with what ends the answer. Who sends the events of a stream can also hand them to
-the connection itself (`Push`): they leave at once.
+The protocol is uvicorn's (`HttpProtocol`), but what is written in one turn of the event loop leaves
+in one write: each costs a system call here and wakes whoever reads, HAProxy for one, which then
+reads and writes again. So the head of an answer leaves with its first bytes, and the last bytes
+with what ends the answer. Who sends the events of a stream can also hand them to the connection
+itself (`Push`): they leave at once.
 
 uvicorn's `send` waits before it writes, until the socket's buffer has room, and returns right after
 that. So one large message would be in the buffer as a whole, for as long as a client that does not
