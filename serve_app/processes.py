@@ -11,7 +11,7 @@ from serve_app import timings
 from serve_app.admission.admission import Admission
 from serve_app.admission.limits import AdmissionLimits, TenantLimits
 from serve_app.batches.check import Checks
-from serve_app.batches.job import Parts as BatchParts
+from serve_app.batches.job import BatchParts
 from serve_app.batches.leading import Leading
 from serve_app.batches.line_requests import LineRequests
 from serve_app.batches.record import Batches
@@ -41,7 +41,7 @@ from serve_app.ingress.client_connections import SlowReaders
 from serve_app.ingress.connection_limits import ConnectionLimits, Uploads
 from serve_app.ingress.conversations import Conversations
 from serve_app.ingress.disconnects import Disconnects
-from serve_app.ingress.exchange import Exchanges, Parts
+from serve_app.ingress.exchange import ExchangeParts, Exchanges
 from serve_app.ingress.inference import InferenceEndpoint, Submissions
 from serve_app.ingress.operator_api import Capacity
 from serve_app.ingress.status import MetricsPage, Readiness
@@ -174,7 +174,7 @@ class IngressProcess:
         of_tenants = TenantLimits(self.dispatcher.output_tokens)
         admission = Admission(base, self.limits, self._disconnects.unsure, of_tenants, self.tenants)
         heartbeat_s, unread = settings.ingress.heartbeat_s, self.connections.unread
-        parts = Parts(self._disconnects, self._deadlines, heartbeat_s, unread)
+        parts = ExchangeParts(self._disconnects, self._deadlines, heartbeat_s, unread)
         within_s = settings.redis.admission_timeout_s
         return Exchanges(admission, self.followers, parts, self.redis_watch, within_s)
 

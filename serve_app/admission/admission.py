@@ -177,8 +177,8 @@ class Admission:
         if facts.kept and not await self._may_keep(facts.tenant, submission.if_there_is_room):
             facts = msgspec.structs.replace(facts, retention_s=0.0, body_bytes=0)
         writes_bytes = output_bytes(work.kind, work.max_output_tokens, work.sequences)
-        place = self.limits.enter(asked, len(body), writes_bytes)
-        begun = partial(self.limits.leave, place)
+        waiting = self.limits.enter(asked, len(body), writes_bytes)
+        begun = partial(self.limits.leave, waiting)
         try:
             answer = await send(Accepted(request_id, line, body, facts, work, limits))
             self._check(facts, answer, path)
@@ -190,7 +190,7 @@ class Admission:
             begun()
             raise
         finally:
-            self.limits.answered(place)
+            self.limits.answered(waiting)
         if answer.request_id != request_id:
             begun()
             return self._joined(answer, facts)

@@ -151,7 +151,7 @@ class MemoryLimit:
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class WaitingRequest:
     """What one waiting request uses of the limits."""
 
     request_class: str
@@ -183,7 +183,7 @@ class AdmissionLimits:
         self.memory = MemoryLimit(settings)
         self._overload = overload or Overload()
         self._expected = expected
-        self.waiting: set[Place] = set()
+        self.waiting: set[WaitingRequest] = set()
         self.ingresses = 1
         """How many share the limits on waiting requests."""
         self._queue = settings.queue
@@ -223,7 +223,7 @@ class AdmissionLimits:
             retry_after_s=timings.FULL_STORAGE_RETRY_AFTER_S,
         )
 
-    def enter(self, asked: Asked, body_bytes: int, output_bytes: int = 0) -> Place:
+    def enter(self, asked: Asked, body_bytes: int, output_bytes: int = 0) -> WaitingRequest:
         """Count a request that is about to be written to Redis, and what its answer may take there,
         until `answered` and `leave`.
 
@@ -238,17 +238,17 @@ class AdmissionLimits:
                 what = f"{depth.waiting} requests of class '{name}' wait already"
                 raise self._overload.refusal(Reason.QUEUE_FULL, what, asked, expected.cost)
         self._overload.check(asked, expected)
-        place = self.wait(asked, body_bytes, expected.cost)
-        place.output_bytes = self.memory.most_of_one(output_bytes)
+        request = self.wait(asked, body_bytes, expected.cost)
+        request.output_bytes = self.memory.most_of_one(output_bytes)
         try:
-            place.redis_bytes = self.memory.take(body_bytes, place.output_bytes)
+            request.redis_bytes = self.memory.take(body_bytes, request.output_bytes)
         except RequestRefused:
-            self.leave(place)
+            self.leave(request)
             raise
         self._overload.promises.kept(asked)
-        return place
+        return request
 
-    def wait(self, asked: Asked, body_bytes: int, cost: float = 0.0) -> Place:
+    def wait(self, asked: Asked, body_bytes: int, cost: float = 0.0) -> WaitingRequest:
         """Count a request among those that wait; of its sequences no more count than an engine runs
         at a time. No class may use more than half of Redis's capacity.
 
@@ -275,32 +275,32 @@ class AdmissionLimits:
         if of_class.sequences and of_class.bytes + body_bytes > bound_bytes:
             held = f"{of_class.bytes} bytes of requests of class '{name}' wait already"
             raise self._overload.refusal(Reason.QUEUE_FULL, held, asked, cost)
-        place = Place(name, tenant, body_bytes, sequences, cost=cost)
-        self.waiting.add(place)
+        request = WaitingRequest(name, tenant, body_bytes, sequences, cost=cost)
+        self.waiting.add(request)
         self._overload.enters(name, tenant, cost)
         for one in (of_class, self._by_tenant[name, tenant]):
             one.sequences += sequences
             one.bytes += body_bytes
-        return place
+        return request
 
-    def answered(self, place: Place) -> None:
+    def answered(self, request: WaitingRequest) -> None:
         """Redis has accepted or rejected the request, or its answer is lost."""
-        self.memory.answered(place.redis_bytes)
+        self.memory.answered(request.redis_bytes)
 
-    def leave(self, place: Place) -> None:
+    def leave(self, request: WaitingRequest) -> None:
         """A worker has started the request, or it has ended, or nobody knows it any more. A second
         call changes nothing.
         """
-        if place not in self.waiting:
+        if request not in self.waiting:
             return
-        self.waiting.discard(place)
-        self._overload.enters(place.request_class, place.tenant, -place.cost)
-        of_tenant = self._by_tenant[place.request_class, place.tenant]
-        for one in (self._by_class[place.request_class], of_tenant):
-            one.sequences -= place.sequences
-            one.bytes -= place.body_bytes
+        self.waiting.discard(request)
+        self._overload.enters(request.request_class, request.tenant, -request.cost)
+        of_tenant = self._by_tenant[request.request_class, request.tenant]
+        for one in (self._by_class[request.request_class], of_tenant):
+            one.sequences -= request.sequences
+            one.bytes -= request.body_bytes
         if not of_tenant.sequences:
-            del self._by_tenant[place.request_class, place.tenant]
+            del self._by_tenant[request.request_class, request.tenant]
 
     async def watch(
         self,
@@ -319,7 +319,7 @@ class AdmissionLimits:
                 self.depths, memory = await depths.look()
                 started = map(self.memory.most_of_one, running())
                 of_queues, in_all = ingresses()
-                waiting = [place.output_bytes for place in self.waiting]
+                waiting = [request.output_bytes for request in self.waiting]
                 self.memory.told(memory, in_all, [*waiting, *started])
                 self.ingresses = max(1, of_queues)
             except RedisUnavailable as error:

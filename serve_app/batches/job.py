@@ -22,7 +22,7 @@ from serve_app import timings
 from serve_app.batches import joining
 from serve_app.batches.check import Checks
 from serve_app.batches.leading import FIRST_TRY, Closed, Deposed, Leading, T, insist
-from serve_app.batches.line_requests import AGAIN, BECAUSE_OF_LOAD, Answer, LineRequests
+from serve_app.batches.line_requests import AGAIN, BECAUSE_OF_LOAD, LineAnswer, LineRequests
 from serve_app.batches.lines import Asked, LineError, Row, answered_line, asked_by
 from serve_app.batches.progress import Pace, Progress
 from serve_app.batches.record import Batch, BatchState
@@ -53,7 +53,7 @@ _GONE = (LineError("input_file_not_found", "The input file is gone."),)
 _LOST = (LineError("results_lost", "The storage has lost results of the batch."),)
 
 
-class Parts(NamedTuple):
+class BatchParts(NamedTuple):
     """What all jobs of an ingress use."""
 
     leading: Leading
@@ -84,7 +84,7 @@ class Line:
 class Job:
     """A batch that is worked on. `changed` is called when another line may begin."""
 
-    parts: Parts
+    parts: BatchParts
     batch: Batch
     changed: Callable[[], None]
     ready: deque[Line] = field(default_factory=deque)
@@ -508,7 +508,7 @@ class Job:
             await asyncio.sleep(backoff(timings.BATCH_REFUSED_S, refusals))
         raise AssertionError("it counts without an end")
 
-    async def _again(self, line: Line, answer: Answer) -> bool:
+    async def _again(self, line: Line, answer: LineAnswer) -> bool:
         """Whether a line needs another request; its next try is written down then."""
         state, reason = answer.ending.state, answer.ending.reason
         withdrawn = reason in (Reason.WITHDRAWN, Reason.MODEL_NOT_FOUND)  # nobody served it then

@@ -15,7 +15,7 @@ from serve_app.batches.segments import folder
 from serve_app.files.files import OUTPUT, File
 
 if TYPE_CHECKING:
-    from serve_app.batches.job import Parts
+    from serve_app.batches.job import BatchParts
 
 _ROWS = 1_000
 """Lines that are looked up in the index at a time."""
@@ -24,7 +24,11 @@ _SPAN_BYTES = 1 << 20
 
 
 async def join(
-    parts: Parts, batch: Batch, closed: Closed, segments: Sequence[str], unfinished: Sequence[int]
+    parts: BatchParts,
+    batch: Batch,
+    closed: Closed,
+    segments: Sequence[str],
+    unfinished: Sequence[int],
 ) -> Closed:
     """Write both files. Returns how the batch ends, without the id of a file that has nothing in
     it.
@@ -48,7 +52,7 @@ async def join(
 
 
 async def _write(
-    parts: Parts, batch: Batch, file_id: str, what: str, pieces: AsyncIterator[bytes]
+    parts: BatchParts, batch: Batch, file_id: str, what: str, pieces: AsyncIterator[bytes]
 ) -> None:
     facts = batch.facts
     path = parts.files.path(facts.tenant, file_id)
@@ -59,14 +63,16 @@ async def _write(
     await parts.files.add(File(file_id, facts.tenant, size, now_s, name, OUTPUT, path, expires_s))
 
 
-async def _ranges(parts: Parts, ranges: Sequence[tuple[str, int, int]]) -> AsyncIterator[bytes]:
+async def _ranges(
+    parts: BatchParts, ranges: Sequence[tuple[str, int, int]]
+) -> AsyncIterator[bytes]:
     for path, begin, end in ranges:
         async for piece in parts.storage.get(path, begin, end):
             yield piece
 
 
 async def _errors(
-    parts: Parts,
+    parts: BatchParts,
     batch: Batch,
     closed: Closed,
     ranges: Sequence[tuple[str, int, int]],
@@ -80,7 +86,7 @@ async def _errors(
 
 
 async def _told(
-    parts: Parts, batch: Batch, closed: Closed, places: Sequence[int]
+    parts: BatchParts, batch: Batch, closed: Closed, places: Sequence[int]
 ) -> AsyncIterator[bytes]:
     """What the file tells of lines that have no result."""
     rows: list[Row] = []

@@ -59,7 +59,7 @@ AGAIN = frozenset(
 """A line whose request ended so is tried again: another engine may answer it."""
 
 
-class Answer(NamedTuple):
+class LineAnswer(NamedTuple):
     """What has become of a line's request."""
 
     ending: Ending
@@ -130,16 +130,16 @@ class LineRequests:
         path = batch.facts.endpoint
         return await self.exchanges.attach(request_id, path, 0, over=ended, as_events=False)
 
-    async def answer(self, batch: Batch, exchange: Exchange) -> Answer:
+    async def answer(self, batch: Batch, exchange: Exchange) -> LineAnswer:
         """Wait until a request has ended."""
         body = await exchange.until_ended()
         reader, path = exchange.follower.reader, batch.facts.endpoint
         ending, head = reader.ending, reader.head
         assert ending is not None, "it has ended"
         if head is not None and (body or ending.state is State.COMPLETED):
-            return Answer(ending, head.status, body)
+            return LineAnswer(ending, head.status, body)
         refusal = RequestRefused(ending.reason or Reason.INTERNAL, ending.message)
-        return Answer(ending, refusal.status_at(path), refusal.body(path))
+        return LineAnswer(ending, refusal.status_at(path), refusal.body(path))
 
     async def end(self, request_ids: Sequence[str], state: State, reason: Reason) -> None:
         """End those that have not ended; of what is withdrawn, only what no worker has begun."""

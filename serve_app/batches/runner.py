@@ -17,7 +17,7 @@ from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
 from serve_app import timings
-from serve_app.batches.job import Job, Parts
+from serve_app.batches.job import BatchParts, Job
 from serve_app.batches.leading import Deposed
 from serve_app.batches.progress import Progress, shown
 from serve_app.batches.record import Batch
@@ -47,7 +47,7 @@ class BatchRunner:
         unserved: models that nobody serves.
     """
 
-    parts: Parts
+    parts: BatchParts
     loops: Loops
     may_lead: Callable[[], bool]
     slots: Callable[[], int]

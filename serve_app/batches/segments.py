@@ -15,7 +15,7 @@ from serve_app.batches.record import Batch
 from serve_app.files.storage import each
 
 if TYPE_CHECKING:
-    from serve_app.batches.job import Parts
+    from serve_app.batches.job import BatchParts
 
 FOLDER = "segments/"
 SEGMENT_BYTES = 8 << 20
@@ -41,7 +41,7 @@ class Result(NamedTuple):
 class Results:
     """Those of a batch that are not in a segment yet."""
 
-    def __init__(self, parts: Parts, batch: Batch) -> None:
+    def __init__(self, parts: BatchParts, batch: Batch) -> None:
         self._parts, self._batch = parts, batch
         self._kept: list[Result] = []
         self.bytes = 0

@@ -38,7 +38,7 @@ from serve_app.policy.order import (
     general_slots,
     peers_saturated,
 )
-from serve_app.policy.overload import Asked, Expected, Load, Overload, Told
+from serve_app.policy.overload import Asked, Expected, Load, Overload, Reading
 from serve_app.policy.prediction import Claimed
 from serve_app.policy.work import output_bytes
 from serve_app.redis.connection import Command
@@ -178,8 +178,10 @@ class Dispatcher:
         order.shared = self.overload.shared
         now_ms, waiting_here = self._clock.now_ms(), order.waiting()
         loads = tuple(Load.decode(one.load) for one in others)
-        told = Told(capacity, order.capacity, frozenset(waiting_here), loads, self.unclaimed())
-        self.overload.told(told, now_ms)
+        reading = Reading(
+            capacity, order.capacity, frozenset(waiting_here), loads, self.unclaimed()
+        )
+        self.overload.told(reading, now_ms)
         self._telemetry.waiting(waiting_here, now_ms)
         self._telemetry.order(order)
         self._telemetry.overload(self.overload)

@@ -71,7 +71,7 @@ class Stage(Enum):
         return self is not Stage.WAITING
 
 
-class Parts(NamedTuple):
+class ExchangeParts(NamedTuple):
     """What all exchanges of one ingress use."""
 
     disconnects: Disconnects
@@ -84,7 +84,7 @@ class Parts(NamedTuple):
 class Exchange:
     """An ASGI response."""
 
-    parts: Parts
+    parts: ExchangeParts
     follower: Follower
     path: str
     """The endpoint, which determines how a stream ends."""
@@ -366,7 +366,7 @@ class Exchanges:
 
     admission: Admission
     followers: Followers
-    parts: Parts
+    parts: ExchangeParts
     redis: RedisWatch
     within_s: float
     _waiting: set[asyncio.Task[None]] = field(default_factory=set, init=False)

@@ -147,7 +147,7 @@ class Load(NamedTuple):
         return cls()
 
 
-class Told(NamedTuple):
+class Reading(NamedTuple):
     """One reading of the members, and what this ingress knows of the queues."""
 
     slots: int
@@ -231,8 +231,8 @@ class Overload:
         self._weight = dict.fromkeys(CLASSES, 0.0)
         """Of the tenants of `_backlog` together, at the last reading."""
         self._others: Mapping[str, Flow] = dict.fromkeys(CLASSES, Flow())
-        self._told = Told(0, 0, frozenset())
-        self._told_ms: int | None = None
+        self._reading = Reading(0, 0, frozenset())
+        self._read_ms: int | None = None
 
     # -- what happens ------------------------------------------------------------------------------
 
@@ -250,20 +250,20 @@ class Overload:
         """A claimed request has got its slot."""
         self._measured[request_class].new.append((tenant, cost))
 
-    def told(self, told: Told, now_ms: int) -> None:
+    def told(self, reading: Reading, now_ms: int) -> None:
         """The members were read."""
-        for_s = 0.0 if self._told_ms is None else max(0, now_ms - self._told_ms) / 1000
-        self._told, self._told_ms = told, now_ms
+        for_s = 0.0 if self._read_ms is None else max(0, now_ms - self._read_ms) / 1000
+        self._reading, self._read_ms = reading, now_ms
         for name, measured in self._measured.items():
-            measured.read(name in told.waiting, told.mine, for_s)
-        flows = [one.flows for one in told.others if one.flows]
+            measured.read(name in reading.waiting, reading.mine, for_s)
+        flows = [one.flows for one in reading.others if one.flows]
         self._others = {
             name: Flow(*map(sum, zip(Flow(), *(one[place] for one in flows), strict=True)))
             for place, name in enumerate(CLASSES)
         }
         for name, tenants in self._backlog.items():
             self._weight[name] = sum(self._weights.get(tenant, 1.0) for tenant in tenants)
-        for load in told.others:
+        for load in reading.others:
             self.promises.heard(load.promises)
         self.promises.sweep(now_ms)
         for name in CLASSES if self._rules.async_above_s else ():
@@ -303,7 +303,7 @@ class Overload:
         flow = self.flow(request_class)
         if flow.starts < _CERTAIN_STARTS or not flow.slot_s:
             return None
-        return self._told.slots * flow.cost / flow.slot_s or None
+        return self._reading.slots * flow.cost / flow.slot_s or None
 
     def wait_s(self, request_class: str, tenant: str = "", cost: float = 0.0) -> float | None:
         """The estimated wait of a class, or of a tenant's next request of this cost; None if it is
@@ -314,7 +314,7 @@ class Overload:
             return None
         flow = self.flow(request_class)
         # What no ingress has accepted that is alive counts by its number.
-        unclaimed = self._told.unclaimed.get(request_class, 0) * flow.cost / flow.starts
+        unclaimed = self._reading.unclaimed.get(request_class, 0) * flow.cost / flow.starts
         wait_s = max(flow.backlog, unclaimed) / drain_per_s
         here, measured = self._total[request_class], self._measured[request_class]
         if not tenant or not here:
@@ -381,7 +381,7 @@ class Overload:
         message += "retry after Retry-After."
         if drain_per_s is None:
             return RequestRefused(reason, message, retry_after_s=self._rules.retry_after_s)
-        share = self._share(asked.request_class, asked.tenant) / (len(self._told.others) + 1)
+        share = self._share(asked.request_class, asked.tenant) / (len(self._reading.others) + 1)
         takes_s = cost / (drain_per_s * share)
         over_s = takes_s if over_s is None else max(0.0, over_s)
         due_ms = self.promises.make(asked, cost, over_s, takes_s)

@@ -380,7 +380,7 @@ class RedisWatch:
         self.sizes = self._check.sizes
         self._loops, self._on_usable = loops, on_usable
         self._doubted = asyncio.Event()
-        self._told = Told(log)
+        self._problems = ProblemLog(log)
         self._answered_s = -math.inf
         self.untried = True
         """Whether the first try has not ended yet, so that nothing is known."""
@@ -426,7 +426,7 @@ class RedisWatch:
         if not self.usable:
             self._on_usable()
         self.usable, self.answer, self.refused = True, "", ""
-        self._told.usable()
+        self._problems.usable()
         for warning in found:
             if warning not in self.warnings:
                 log.warning("Redis: %s", warning)
@@ -443,10 +443,10 @@ class RedisWatch:
             self.answer = ""
         lasting = not found.step.passes or found.step is Step.CLIENTS
         self.refused = self.answer if lasting else ""
-        self._told.problem(str(found))
+        self._problems.problem(str(found))
 
 
-class Told:
+class ProblemLog:
     """Logs each problem of Redis once, also if wordings alternate, and when all is over."""
 
     def __init__(self, log: logging.Logger, clock: Clock = SYSTEM) -> None:

@@ -64,7 +64,7 @@ def encoded(delivery: Delivery) -> bytes:
     return delivery.route.encode() + b"\n" + _encode(delivery)
 
 
-class Waiting(NamedTuple):
+class WaitingDelivery(NamedTuple):
     """A delivery that is due, and since when it waits (Unix milliseconds by Redis's clock)."""
 
     delivery: Delivery
@@ -85,12 +85,12 @@ class Filed(NamedTuple):
     lost: int
 
 
-class Result(NamedTuple):
+class DeliveryResult(NamedTuple):
     """What has become of a delivery. It is delivered, unless it is tried again in `again_s`, or is
     dead because of `dead`.
     """
 
-    of: Waiting
+    of: WaitingDelivery
     again_s: float = 0.0
     dead: str = ""
 
@@ -135,15 +135,19 @@ class Outbox:
         bounds = most, most // TENANT_SHARE, self._settings.dead, timings.WEBHOOK_EVENTS_A_LOOK
         return Filed(*await self._call("file", *bounds))
 
-    async def take(self, routes: int) -> dict[str, list[Waiting]]:
+    async def take(self, routes: int) -> dict[str, list[WaitingDelivery]]:
         """Hold routes that have something to do, and return what is due in each."""
         lease_ms = int(timings.WEBHOOK_LEASE_S * 1000)
         found = await self._call("take", lease_ms, routes, timings.WEBHOOKS_OF_A_ROUTE)
         return {route.decode(): _pairs(its) for route, *its in found}
 
     async def settle(
-        self, route: str, results: Iterable[Result], pause_s: float = 0.0, go_on: bool = True
-    ) -> list[Waiting]:
+        self,
+        route: str,
+        results: Iterable[DeliveryResult],
+        pause_s: float = 0.0,
+        go_on: bool = True,
+    ) -> list[WaitingDelivery]:
         """Note results, and return what is due next in the route, which stays held then. Without
         that, with a pause, or if nobody goes on, the route is let go.
         """
@@ -184,6 +188,6 @@ def _read(raw: bytes) -> Delivery:
     return _decode(raw.partition(b"\n")[2])
 
 
-def _pairs(reply: Sequence[Reply]) -> list[Waiting]:
+def _pairs(reply: Sequence[Reply]) -> list[WaitingDelivery]:
     pairs = zip(reply[::2], reply[1::2], strict=True)
-    return [Waiting(_read(raw), raw, int(float(since))) for raw, since in pairs]
+    return [WaitingDelivery(_read(raw), raw, int(float(since))) for raw, since in pairs]

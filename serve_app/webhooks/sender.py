@@ -22,7 +22,7 @@ from serve_app.observability.logs import Outage, about
 from serve_app.observability.metrics import Telemetry
 from serve_app.settings.webhooks import WebhookSettings
 from serve_app.webhooks.events import pause_s
-from serve_app.webhooks.outbox import Filed, Outbox, Result, Waiting
+from serve_app.webhooks.outbox import DeliveryResult, Filed, Outbox, WaitingDelivery
 from serve_app.webhooks.post import Answered, Poster
 
 log = logging.getLogger("hermes.webhooks")
@@ -92,8 +92,8 @@ class Sender:
                 return
 
     def _take_up(
-        self, taken: Mapping[str, Sequence[Waiting]]
-    ) -> Iterator[tuple[str, Sequence[Waiting]]]:
+        self, taken: Mapping[str, Sequence[WaitingDelivery]]
+    ) -> Iterator[tuple[str, Sequence[WaitingDelivery]]]:
         """Begin to work on routes. Returns those for which there is no room."""
         for route, due in taken.items():
             alike = due[0].delivery.where, f"|{due[0].delivery.tenant}"
@@ -105,7 +105,7 @@ class Sender:
                 self._working[route] = task
                 task.add_done_callback(partial(self._let_go, route, alike))
 
-    async def _put_off(self, route: str, due: Sequence[Waiting]) -> None:
+    async def _put_off(self, route: str, due: Sequence[WaitingDelivery]) -> None:
         down = due[0].delivery.where in self._down
         pause = timings.WEBHOOK_PAUSE_S if down else timings.WEBHOOK_CROWDED_S
         await self._outbox.settle(route, (), jittered(pause))
@@ -117,7 +117,7 @@ class Sender:
             if not self._alike[one]:
                 del self._alike[one]
 
-    async def _work(self, route: str, due: Sequence[Waiting]) -> None:
+    async def _work(self, route: str, due: Sequence[WaitingDelivery]) -> None:
         """Deliver what is due in a route, until nothing is, or all of it has failed."""
         try:
             while due:
@@ -135,7 +135,7 @@ class Sender:
             self._down.clear()
         (self._down.add if failed else self._down.discard)(where)
 
-    async def _try(self, waiting: Waiting) -> Result:
+    async def _try(self, waiting: WaitingDelivery) -> DeliveryResult:
         delivery = waiting.delivery
         answered = await self._poster.post(delivery)
         extra = about(tenant=delivery.tenant)
@@ -143,17 +143,17 @@ class Sender:
         if not answered.problem:
             self._telemetry.count("hermes_webhooks_delivered", delivery.event)
             log.info("webhook %s %s delivered to %s", *told, extra=extra)
-            return Result(waiting)
+            return DeliveryResult(waiting)
         self._telemetry.count("hermes_webhook_failures", answered.problem)
         age_s = max(0.0, self._clock.now_s() - waiting.since_ms / 1000)
         if dead := _dead(answered, age_s, self._settings.give_up_after_s):
             self._telemetry.count("hermes_webhooks_dead", dead)
             log.warning("webhook %s %s to %s is dead: %s", *told, answered.text, extra=extra)
-            return Result(waiting, dead=dead)
+            return DeliveryResult(waiting, dead=dead)
         again_s = pause_s(age_s, answered.later_s)
         text = "webhook %s %s to %s failed, next try in %.0f s: %s"
         log.info(text, *told, again_s, answered.text, extra=extra)
-        return Result(waiting, again_s)
+        return DeliveryResult(waiting, again_s)
 
     def _show(self, filed: Filed) -> None:
         age_s = max(0.0, self._clock.now_s() - filed.oldest_ms / 1000) if filed.waiting else 0.0

@@ -20,7 +20,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from serve_app.batches.check import Checks
-from serve_app.batches.job import Parts
+from serve_app.batches.job import BatchParts
 from serve_app.batches.leading import Leading
 from serve_app.batches.line_requests import LineRequests
 from serve_app.batches.record import Batch, Batches, BatchFacts, BatchState, new_batch_id
@@ -205,7 +205,7 @@ class Bench:
         checks = Checks(self.storage, validator, settings.ingress.max_body_bytes, tenant_of)
         telemetry = BatchTelemetry(CollectorRegistry())
         shared = leading, self.storage, self.files, checks, requests, base.clock
-        parts = Parts(*shared, telemetry)
+        parts = BatchParts(*shared, telemetry)
         return BatchRunner(
             parts,
             base.loops,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.policy.overload import Overload, Told
+from serve_app.policy.overload import Overload, Reading
 from tests.journal.in_process import door, keys_of
 
 CHAT = {"model": "hermes-tiny", "messages": [{"role": "user", "content": "Tell me of the sea."}]}
@@ -16,14 +16,14 @@ CHAT = {"model": "hermes-tiny", "messages": [{"role": "user", "content": "Tell m
 
 def overloaded(its: Overload, monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on 25 s of `standard` requests wait, and no reading of the members changes that."""
-    told = Told(10, 10, frozenset(("standard",)))
+    reading = Reading(10, 10, frozenset(("standard",)))
     first_ms = 10**12
-    its.told(told, first_ms)
+    its.told(reading, first_ms)
     for _ in range(40):
         its.started("standard", "default", 100.0)
-    its.told(told, first_ms + 10_000)
+    its.told(reading, first_ms + 10_000)
     its.enters("standard", "default", 100 * 100.0)
-    its.told(told, first_ms + 10_000)
+    its.told(reading, first_ms + 10_000)
     monkeypatch.setattr(its, "told", lambda *_: None)
 
 

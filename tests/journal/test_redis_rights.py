@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from serve_app import timings
 from serve_app.local import processes, redis_server
 from serve_app.loops import Loops
-from serve_app.redis.check import Finding, RedisWatch, Step, Told
+from serve_app.redis.check import Finding, ProblemLog, RedisWatch, Step
 from serve_app.settings import RedisSettings
 from tests import permits
 from tests.journal.in_process import Door, in_process, settings_of
@@ -210,24 +210,24 @@ def test_an_outage_whose_wordings_alternate_or_that_comes_and_goes_is_told_once(
 ) -> None:
     caplog.set_level(logging.INFO, "hermes.redis")
     clock = TurnedClock()
-    told = Told(logging.getLogger("hermes.redis"), clock)
+    problems = ProblemLog(logging.getLogger("hermes.redis"), clock)
     for _ in range(150):
         clock.now_s += 0.5
         for what in ("closed", "reset", "max number of clients"):
-            told.problem(what)
+            problems.problem(what)
     assert len(caplog.messages) == 3
-    told.usable()
+    problems.usable()
     assert caplog.messages[3:] == ["Redis: usable"]
     caplog.clear()
     for _ in range(160):
         clock.now_s += 0.5
-        told.problem("closed")
-        told.usable()
+        problems.problem("closed")
+        problems.usable()
     assert len(caplog.messages) <= 4, "a line and its end in each minute"
     clock.now_s += timings.REDIS_TELL_AGAIN_S
     for n in range(1000):
-        told.problem(f"used_memory {n}")
-    assert len(told._at_s) <= 16
+        problems.problem(f"used_memory {n}")
+    assert len(problems._at_s) <= 16
 
 
 def test_redis_own_words_outlive_what_the_network_says_of_the_same_outage(

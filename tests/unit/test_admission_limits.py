@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.admission.limits import AdmissionLimits, MemoryLimit, Place
+from serve_app.admission.limits import AdmissionLimits, MemoryLimit, WaitingRequest
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
 from serve_app.policy.overload import Asked
@@ -190,10 +190,10 @@ def test_a_tenants_share_of_the_line_is_in_sequences() -> None:
     found = room(max_waiting_standard=1_000, max_tenant_share=0.5)
     assert refused(found.wait, of("acme", 2_048), 10) is None
     assert refused(found.wait, of("acme", 128), 10) is None
-    place = found.wait(of("acme", 240), 10)
+    request = found.wait(of("acme", 240), 10)
     assert refused(found.wait, of("acme", 128), 10) is Reason.TENANT_LIMIT
     assert refused(found.wait, of("umbrella", 128), 10) is None
-    found.leave(place)
+    found.leave(request)
     assert refused(found.wait, of("acme", 128), 10) is None
     assert refused(found.wait, of("acme", 117), 10) is Reason.TENANT_LIMIT
     assert refused(found.wait, of("acme", 116), 10) is None
@@ -206,12 +206,12 @@ def test_without_api_keys_only_the_class_is_bounded() -> None:
 
 def test_leaving_frees_capacity_only_once() -> None:
     found = room(required=False, max_waiting_bytes_standard=10 * MIB)
-    places: list[Place] = [found.wait(of("default"), MIB) for _ in range(10)]
+    requests: list[WaitingRequest] = [found.wait(of("default"), MIB) for _ in range(10)]
     for _ in range(3):
-        found.leave(places[0])
+        found.leave(requests[0])
     assert fill(found, "default", MIB) == (1, Reason.QUEUE_FULL)
-    for place in places:
-        found.leave(place)
+    for request in requests:
+        found.leave(request)
     assert len(found.waiting) == 1
 
 

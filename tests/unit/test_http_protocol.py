@@ -22,7 +22,7 @@ from uvicorn.server import ServerState
 
 from serve_app import timings
 from serve_app.ingress.client_connections import PUSH, HttpProtocol
-from serve_app.ingress.exchange import Exchange, Parts
+from serve_app.ingress.exchange import Exchange, ExchangeParts
 from serve_app.journal.entries import (
     REQUEST_ID,
     TERMINAL_ID,
@@ -290,7 +290,7 @@ def test_an_answer_takes_one_write_for_each_entry_and_no_other(
             await send(message)
 
         follower = followers.follow_new("req_1")
-        parts = Parts(Nobody(), None, 1e9, None)  # type: ignore[arg-type]
+        parts = ExchangeParts(Nobody(), None, 1e9, None)  # type: ignore[arg-type]
         answer = Exchange(parts, follower, "/v1/completions", None, streamed)
         await answer(scope, receive, counted)
 

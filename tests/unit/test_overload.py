@@ -26,7 +26,7 @@ from serve_app.policy.overload import (
     Overload,
     OverloadRules,
     Promises,
-    Told,
+    Reading,
 )
 from tests.tables import each
 
@@ -36,17 +36,17 @@ COST = 100.0
 DIGEST = "0123abcd"
 
 
-def told(*others: Load, waiting: Any = ("standard",), **more: Any) -> Told:
-    return Told(SLOTS, SLOTS // (len(others) + 1), frozenset(waiting), others, **more)
+def reading(*others: Load, waiting: Any = ("standard",), **more: Any) -> Reading:
+    return Reading(SLOTS, SLOTS // (len(others) + 1), frozenset(waiting), others, **more)
 
 
 def measured(starts: int = STARTS, tenant: str = "t", **options: Any) -> Overload:
     """An ingress of which so many requests have started in ten seconds, while others waited."""
     its = Overload(**options)
-    its.told(told(), 0)
+    its.told(reading(), 0)
     for _ in range(starts):
         its.started("standard", tenant, COST)
-    its.told(told(), 10_000)
+    its.told(reading(), 10_000)
     return its
 
 
@@ -92,18 +92,18 @@ def test_the_wait_is_what_waits_over_what_drains_and_few_starts_say_nothing() ->
 
 def test_what_starts_while_nothing_waits_is_no_measure() -> None:
     its = Overload()
-    its.told(told(waiting=()), 0)
+    its.told(reading(waiting=()), 0)
     for second in range(1, 10):
         for _ in range(STARTS):
             its.started("standard", "t", COST)
-        its.told(told(waiting=("standard",) if second == 5 else ()), second * 1000)
+        its.told(reading(waiting=("standard",) if second == 5 else ()), second * 1000)
     assert its.drain_per_s("standard") is None
 
 
 def test_more_engines_drain_more_at_once() -> None:
     its = measured()
     waits(its, 100)
-    its.told(told()._replace(slots=2 * SLOTS), 10_000)
+    its.told(reading()._replace(slots=2 * SLOTS), 10_000)
     assert its.wait_s("standard") == pytest.approx(12.5)
 
 
@@ -112,16 +112,16 @@ def test_ingresses_add_up_what_waits_and_share_what_they_have_measured() -> None
     waits(its, 60)
     waits(fresh, 40)
     lease = IngressLease("i", load=its.load(10_000).encode())
-    fresh.told(told(Load.decode(IngressLease.decode(lease.encode().encode()).load)), 10_000)
+    fresh.told(reading(Load.decode(IngressLease.decode(lease.encode().encode()).load)), 10_000)
     assert fresh.wait_s("standard") == pytest.approx(25.0)
-    its.told(told(fresh.load(10_000)), 10_000)
+    its.told(reading(fresh.load(10_000)), 10_000)
     assert its.wait_s("standard") == pytest.approx(25.0)
 
 
 def test_what_a_dead_ingress_has_accepted_counts_by_its_number() -> None:
     its = measured()
     waits(its, 1)
-    its.told(told(unclaimed={"standard": 100}), 10_000)
+    its.told(reading(unclaimed={"standard": 100}), 10_000)
     assert its.wait_s("standard") == pytest.approx(25.0)
 
 
@@ -162,11 +162,11 @@ def test_a_tenant_waits_for_its_own_share_only() -> None:
     """Of what drains it gets its share by weight, or what it got lately if that is more."""
     its = measured(tenant="heavy", weights={"heavy": 3.0})
     waits(its, 100, "heavy")
-    its.told(told(), 10_000)
+    its.told(reading(), 10_000)
     assert its.wait_s("standard", "heavy") == pytest.approx(25.0)
     assert its.wait_s("standard", "light", COST) == pytest.approx(0.25 * 4)
     waits(its, 25, "light")
-    its.told(told(), 10_000)
+    its.told(reading(), 10_000)
     assert its.wait_s("standard", "light") == pytest.approx(6.25 * 4)
     assert its.wait_s("standard", "heavy") == pytest.approx(25.0), "lately it got everything"
 
@@ -211,9 +211,9 @@ def test_a_promise_holds_at_every_ingress() -> None:
     one, two = measured(), Overload()
     waits(one, 100)
     assert after_s(one, asked(within_s=20)) == pytest.approx(10.0, abs=0.5)
-    two.told(told(Load.decode(one.load(10_100).encode()), waiting=()), 10_100)
+    two.told(reading(Load.decode(one.load(10_100).encode()), waiting=()), 10_100)
     waits(one, -35)
-    two.told(told(Load.decode(one.load(20_000).encode()), waiting=()), 20_000)
+    two.told(reading(Load.decode(one.load(20_000).encode()), waiting=()), 20_000)
     others = asked(within_s=19, now_ms=20_500, digest="ffffffff")
     its = asked(within_s=19, now_ms=20_500)
     assert refused(two, others) is not None
@@ -272,7 +272,7 @@ def test_the_breaker_opens_above_a_backlog_and_closes_below_half_of_it() -> None
     states = []
     for requests in (79, 2, -40, -2, 20, 60):
         waits(its, requests)
-        its.told(told(), 10_000)
+        its.told(reading(), 10_000)
         states.append("standard" in its.open)
     assert states == [False, True, True, False, False, True]
 
@@ -280,7 +280,7 @@ def test_the_breaker_opens_above_a_backlog_and_closes_below_half_of_it() -> None
 def test_an_open_breaker_refuses_all_but_background_work_of_its_class() -> None:
     its = measured(rules=OverloadRules(async_above_s=20.0))
     waits(its, 100)
-    its.told(told(), 10_000)
+    its.told(reading(), 10_000)
     assert after_s(its, asked()) == pytest.approx(15.0, abs=0.5)
     refusal = refused(its, asked(digest="ffffffff"))
     assert refusal is not None
@@ -300,9 +300,9 @@ def test_engines_that_stand_still_open_it_and_the_errors_of_clients_do_not() -> 
     waits(its, 60)
     for number in range(1_000):
         refused(its, asked(within_s=-1, digest=f"{number:08x}"))
-    its.told(told(), 10_000)
+    its.told(reading(), 10_000)
     assert its.open == set()
-    its.told(told(), 20_000)
+    its.told(reading(), 20_000)
     assert its.open == {"standard"}, "in these ten seconds nothing has started"
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from starlette.types import Message
 
 from serve_app.ingress.client_connections import PUSH
-from serve_app.ingress.exchange import Exchange, Parts
+from serve_app.ingress.exchange import Exchange, ExchangeParts
 from serve_app.journal.entries import (
     REQUEST_ID,
     TERMINAL_ID,
@@ -89,7 +89,7 @@ class Client:
         self._sending = False
         self.follower = followers.follow_new(ID)
         # No deadline is looked at here, nor what is unread.
-        parts = Parts(Nobody(), None, 0.0, None)  # type: ignore[arg-type]
+        parts = ExchangeParts(Nobody(), None, 0.0, None)  # type: ignore[arg-type]
         answer = Exchange(parts, self.follower, "/v1/completions", facts=None, streamed=True)
         scope = {"extensions": {PUSH: self._push}} if pushed else {}
         self.task = asyncio.ensure_future(answer(scope, None, self._send))

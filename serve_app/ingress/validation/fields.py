@@ -210,7 +210,7 @@ _REPEATS = re.compile(r"\{\s*+([0-9]*+)\s*+(?:,\s*+([0-9]*+)\s*+)?+\}")
 _MOST_DIGITS = 6
 _MAX_PLACE_CHARS = 200
 
-Place = tuple[str | int, ...]
+FieldPath = tuple[str | int, ...]
 
 
 class Walker:
@@ -221,16 +221,16 @@ class Walker:
     def __init__(self, limits: RequestLimits) -> None:
         self._limits = limits
 
-    def check(self, value: Any, schema: Schema, place: Place = ()) -> None:
+    def check(self, value: Any, schema: Schema, place: FieldPath = ()) -> None:
         """Check a value by a schema that `compiled` returned."""
         further = schema["further"].get(type(value), _WRONG)
         if further is not None:
             further(self, value, schema, place)
 
-    def _wrong_type(self, _: Any, schema: Schema, place: Place) -> None:
+    def _wrong_type(self, _: Any, schema: Schema, place: FieldPath) -> None:
         raise _wrong(place, _must_be(schema))
 
-    def _check_number(self, value: float, schema: Schema, place: Place) -> None:
+    def _check_number(self, value: float, schema: Schema, place: FieldPath) -> None:
         for name, (holds, words) in _BOUNDS.items():
             limit = self._bound(schema.get(name))
             if limit is not None and not holds(value, limit):
@@ -239,7 +239,7 @@ class Walker:
     def _bound(self, bound: Any) -> Any:
         return getattr(self._limits, bound) if isinstance(bound, str) else bound
 
-    def _check_text(self, text: str, schema: Schema, place: Place) -> None:
+    def _check_text(self, text: str, schema: Schema, place: FieldPath) -> None:
         most = schema.get("maxLength")
         if isinstance(most, str):
             self._check_length(text, schema, place)
@@ -250,7 +250,7 @@ class Walker:
         if "pattern" in schema and not re.fullmatch(schema["pattern"], text):
             raise _wrong(place, f"it should match the pattern {schema['pattern']}")
 
-    def _check_length(self, text: str, schema: Schema, place: Place) -> None:
+    def _check_length(self, text: str, schema: Schema, place: FieldPath) -> None:
         most: int = self._bound(schema["maxLength"])
         if len(text) > most:
             name = written(place)
@@ -258,11 +258,11 @@ class Walker:
         if "maxRepeats" in schema:
             check_repeats(text, written(place), self._bound(schema["maxRepeats"]))
 
-    def _check_size(self, value: Collection[Any], schema: Schema, place: Place) -> None:
+    def _check_size(self, value: Collection[Any], schema: Schema, place: FieldPath) -> None:
         if "maxItems" in schema and len(value) > (most := self._bound(schema["maxItems"])):
             raise too_many(schema["of"], most, written(place))
 
-    def _check_array(self, value: list[Any], schema: Schema, place: Place) -> None:
+    def _check_array(self, value: list[Any], schema: Schema, place: FieldPath) -> None:
         self._check_size(value, schema, place)
         if "maxLength" in schema:
             for text in value:
@@ -278,7 +278,7 @@ class Walker:
                 if further is not None:
                     further(self, item, items, (*place, index))
 
-    def _check_object(self, value: Mapping[str, Any], schema: Schema, place: Place) -> None:
+    def _check_object(self, value: Mapping[str, Any], schema: Schema, place: FieldPath) -> None:
         self._check_size(value, schema, place)
         if "oneOf" in schema:
             schema = self._branch(value, schema["oneOf"], place)
@@ -299,7 +299,9 @@ class Walker:
         if "additionalProperties" in schema:
             self._check_entries(value, schema, place)
 
-    def _branch(self, value: Mapping[str, Any], branches: Sequence[Schema], place: Place) -> Schema:
+    def _branch(
+        self, value: Mapping[str, Any], branches: Sequence[Schema], place: FieldPath
+    ) -> Schema:
         """The branch of a union whose `type` the value has, or that needs none."""
         for branch in branches:
             if "type" in value:
@@ -313,7 +315,7 @@ class Walker:
         kinds = [kind for one in branches for kind in one["properties"]["type"]["enum"]]
         raise _wrong((*place, "type"), f"it must be {_one_of(kinds)}")
 
-    def _check_entries(self, value: Mapping[str, Any], schema: Schema, place: Place) -> None:
+    def _check_entries(self, value: Mapping[str, Any], schema: Schema, place: FieldPath) -> None:
         """Check an object whose names are the client's own."""
         most = schema.get("maxProperties")
         if most is not None and len(value) > most:
@@ -366,15 +368,15 @@ def check(value: Any, schema: Schema, limits: RequestLimits) -> None:
     Walker(limits).check(value, schema)
 
 
-def _wrong(place: Place, what: str) -> RequestRefused:
+def _wrong(place: FieldPath, what: str) -> RequestRefused:
     return _refusal(place, f"Invalid {'value for {}' if place else 'request'}: {what}.")
 
 
-def _missing(place: Place) -> RequestRefused:
+def _missing(place: FieldPath) -> RequestRefused:
     return _refusal(place, "Missing required parameter: {}.")
 
 
-def _refusal(place: Place, sentence: str) -> RequestRefused:
+def _refusal(place: FieldPath, sentence: str) -> RequestRefused:
     """`sentence`: with the place as `{}`."""
     name = written(place)[:_MAX_PLACE_CHARS] or None
     return invalid(sentence.replace("{}", f"'{name}'", 1), name)
