@@ -60,7 +60,8 @@ from serve_app.requests.endings import Deadlines, Endings
 from serve_app.settings import Settings
 from serve_app.webhooks.outbox import Outbox
 from serve_app.webhooks.sender import Sender
-from workers.engine import Engine, LoopWatch
+from workers.engine import Engine
+from workers.loop_watch import LoopWatch
 from workers.replica import WorkerReplica
 from workers.simulated_engine import SimulatedEngine
 from workers.vllm_engine import VllmEngine

@@ -37,7 +37,8 @@ from serve_app.observability.tracing import Facts
 from serve_app.policy.order import KV_FULL, spare_slots
 from serve_app.policy.scaling import load
 from workers.attempt import Attempt, EngineFailed, current
-from workers.engine import Engine, EngineHealth, LoopWatch
+from workers.engine import Engine, EngineHealth
+from workers.loop_watch import LoopWatch
 from workers.replay import recorded
 
 log = logging.getLogger("hermes.worker")

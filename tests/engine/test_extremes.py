@@ -29,7 +29,7 @@ from serve_app.ingress.validation.bodies import parse
 from serve_app.settings.limits import RequestLimits
 from tests.engine.resume_helpers import AT_ONCE, EngineThread, attempt, request
 from tests.running_time import RunningTime
-from workers.engine import LoopWatch
+from workers.loop_watch import LoopWatch
 
 pytestmark = [pytest.mark.clock, pytest.mark.timeout(900)]
 

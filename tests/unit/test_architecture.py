@@ -86,7 +86,7 @@ OWNERS = {
         "serve_app.cli.deploy_code",  # waits for a real cluster
         "serve_app.local",  # waits for processes
         "serve_app.demo",  # the same
-        "workers.engine",  # CPU time of a thread
+        "workers.loop_watch",  # CPU time of a thread
         "workers.engine_plugin",  # the same
         "workers.simulated_engine",  # the same
         "workers.determinism",  # vLLM's `time.time`, replaced

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from serve_app.observability.metrics import Telemetry
 from tests.tables import each
 from workers.attempt import current
-from workers.engine import LoopWatch
+from workers.loop_watch import LoopWatch
 
 HELD_S = 0.3
 MINE, OTHER = "req_mine", "req_other"
