@@ -8,7 +8,7 @@ admission/admission.py        checks the limits; writes journal, body and queue 
                               only then is the request accepted
 request_queue.py              the queue of each class, as Redis Streams; dead letters
 dispatch/dispatcher.py        claims while engines have capacity; policy/order.py: which is next;
-                              ends those whose model nobody serves any more
+                              unserved.py ends those whose model nobody serves any more
 dispatch/attempts.py          carries a request to its end: calls a worker until it has answered, is
                               lost or given up: what follows a lost attempt, when it is poison
 policy/placement.py           chooses the replica; cluster/direct_calls.py calls it, or, through

@@ -22,7 +22,8 @@ from serve_app.cluster.members import Members
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import Execute, IngressLease
 from serve_app.dispatch.attempts import Attempts
-from serve_app.dispatch.dispatcher import Dispatcher, Unserved
+from serve_app.dispatch.dispatcher import Dispatcher
+from serve_app.dispatch.unserved import Unserved
 from serve_app.files.files import Files
 from serve_app.files.storage import Storage
 from serve_app.foundation import Foundation

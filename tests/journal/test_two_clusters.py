@@ -16,7 +16,7 @@ from serve_app import timings
 from serve_app.cluster.leases import Entrance, Membership
 from serve_app.cluster.members import Members
 from serve_app.contract import IngressLease
-from serve_app.dispatch.dispatcher import Unserved
+from serve_app.dispatch.unserved import Unserved
 from serve_app.foundation import Foundation
 from serve_app.processes import IngressProcess
 from serve_app.redis.keyspace import (
