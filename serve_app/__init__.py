@@ -6,7 +6,7 @@ ingress/validation/           refuses what is invalid: structure.py (size and sh
 ingress/inference.py          decides class, session and deadline: a Submission
 admission/admission.py        checks the limits; writes journal, body and queue entry together, and
                               only then is the request accepted
-request_queue.py              the queue of each class, as Redis Streams; dead letters
+request_queue.py              the queue of each class, as Redis Streams
 dispatch/dispatcher.py        claims while engines have capacity; policy/order.py: which is next;
                               unserved.py ends those whose model nobody serves any more
 dispatch/attempts.py          carries a request to its end: calls a worker until it has answered, is
@@ -25,7 +25,8 @@ ingress/exchange.py           forwards the bytes to the client; disconnects.py: 
 ingress/client_connections.py the server's side of HTTP, and who does not read
 requests/lifecycle.lua        the steps of a request's life: accept, record, end; lifecycle.py sends
                               them, with what else happens then, and reads the record
-requests/endings.py           ends requests without a worker (cancelled, deadline passed, given up)
+requests/endings.py           ends requests without a worker (cancelled, deadline passed, given up);
+                              dead_letters.py keeps what was given up
 
 files/                        uploaded files: storage.py (a folder or S3), files.py (their records)
 cluster/leases.py             which processes are alive, and whose the namespace is;

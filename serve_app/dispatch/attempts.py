@@ -37,7 +37,8 @@ from serve_app.redis.connection import Script
 from serve_app.redis.keyspace import suspect_key
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import answered
-from serve_app.request_queue import DeadLetters, QueueEntry, RequestQueue
+from serve_app.request_queue import QueueEntry, RequestQueue
+from serve_app.requests.dead_letters import DeadLetters
 from serve_app.requests.endings import Endings
 from serve_app.requests.lifecycle import Record
 

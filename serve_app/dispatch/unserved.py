@@ -20,8 +20,8 @@ from serve_app.observability.logs import Outage
 from serve_app.policy.classes import CLASSES
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import models_key, open_batches_key, queue_key
-from serve_app.redis.replies import all_answered
-from serve_app.request_queue import decode_deadline, deletion, text, with_fields
+from serve_app.redis.replies import all_answered, with_fields
+from serve_app.request_queue import decode_deadline, deletion, text
 from serve_app.requests.endings import Endings
 
 log = logging.getLogger("hermes.dispatcher")

@@ -34,7 +34,7 @@ from serve_app.policy.overload import Overload
 from serve_app.policy.tenants import Tenant
 from serve_app.policy.work import work_of
 from serve_app.redis.link import RedisLink
-from serve_app.request_queue import DeadLetter, DeadLetters, UnreadableLetter
+from serve_app.requests.dead_letters import DeadLetter, DeadLetters, UnreadableLetter
 
 log = logging.getLogger("hermes.ingress")
 

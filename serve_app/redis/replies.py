@@ -39,6 +39,12 @@ def all_answered(replies: Sequence[Reply], what: str = "Redis") -> Sequence[Any]
     return replies
 
 
+def with_fields(item: Any) -> tuple[bytes, dict[bytes, bytes]]:
+    """The id and the fields of a stream's entry, from `[id, [field, value, ...]]`."""
+    entry_id, flat = item
+    return entry_id, dict(zip(flat[::2], flat[1::2], strict=True))
+
+
 def owned_by_another(namespace: str, owner: bytes | None, service: str) -> str:
     """Why a service may not use a namespace, in a sentence; empty if it may. `owner` is what the
     key of the namespace's service holds; a `service` without a name is not compared.

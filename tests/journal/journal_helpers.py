@@ -38,7 +38,8 @@ from serve_app.policy.work import Work
 from serve_app.redis.keyspace import journal_key, queue_key, wake_channel
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import all_answered
-from serve_app.request_queue import DeadLetters, Depth, QueueDepths, RequestQueue
+from serve_app.request_queue import Depth, QueueDepths, RequestQueue
+from serve_app.requests.dead_letters import DeadLetters
 from serve_app.requests.endings import Endings
 from serve_app.requests.lifecycle import Accepted, accept
 from serve_app.settings import Settings

@@ -14,7 +14,7 @@ import pytest
 from serve_app.contract import AttemptResult, CallResult, Reason, State, WorkerLost
 from serve_app.journal.entries import MAX_ID_PART, TERMINAL_ID, AttemptFacts, Entry
 from serve_app.journal.reader import read_whole
-from serve_app.request_queue import DeadLetter
+from serve_app.requests.dead_letters import DeadLetter
 from tests.journal.admitting import StillIngress
 from tests.journal.in_process import calling, worker_process
 from tests.journal.journal_helpers import (

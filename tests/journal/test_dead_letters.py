@@ -21,7 +21,7 @@ from serve_app.contract import Reason
 from serve_app.errors import RedisUnavailable
 from serve_app.journal.entries import RequestFacts, decode_facts, decode_line
 from serve_app.policy.work import work_of
-from serve_app.request_queue import DeadLetter, DeadLetters
+from serve_app.requests.dead_letters import DeadLetter, DeadLetters
 from tests.journal.in_process import door, keys_of
 from tests.journal.journal_helpers import LINE, OPENED, World
 from tests.journal.test_service_commands import hermes

@@ -20,7 +20,8 @@ from serve_app.loops import Loops
 from serve_app.observability.metrics import Telemetry
 from serve_app.observability.metrics_pages import Snapshots, merge_pages
 from serve_app.redis.keyspace import ingresses_key, metrics_key, workers_key
-from serve_app.request_queue import DeadLetters, QueueDepths, QueueEntry, UnreadableLetter
+from serve_app.request_queue import QueueDepths, QueueEntry
+from serve_app.requests.dead_letters import DeadLetters, UnreadableLetter
 from serve_app.requests.endings import Deadlines
 from tests.journal.in_process import door
 from tests.journal.ingresses import REPLICA, ended, serving

@@ -15,7 +15,8 @@ from serve_app.journal import entries
 from serve_app.journal.entries import MAX_ID_PART, EntryId, RequestFacts
 from serve_app.journal.usage import Usage
 from serve_app.redis.keyspace import dead_letters_key
-from serve_app.request_queue import DeadLetters, QueueEntry
+from serve_app.request_queue import QueueEntry
+from serve_app.requests.dead_letters import DeadLetters
 from tests.journal.journal_helpers import FACTS, HEAD, OPENED, SUMMARY, World, event
 from tests.waiting import eventually
 
