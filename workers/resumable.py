@@ -28,7 +28,7 @@ from serve_app.contract import Cause, NotResumed, State
 from serve_app.journal.attempt_log import Pause
 from serve_app.policy.classes import engine_priority
 from serve_app.settings import DEFAULT_TENANT
-from workers import shapes
+from workers import grammars
 from workers.answers import merged, of_the_text
 from workers.attempt import Attempt, current
 from workers.continuation import Continuation, needs_regeneration, unsupported_reason
@@ -129,7 +129,7 @@ class RecordingClient:
         params.output_kind = RequestOutputKind.DELTA
         if params.extra_args and PRIOR in params.extra_args:  # only ours counts, never a client's
             params.extra_args = {k: v for k, v in params.extra_args.items() if k != PRIOR}
-        shapes.prepare(params, self._grammars)
+        grammars.prepare(params, self._grammars)
         _check_room(params, self._engine.renderer.tokenizer)
         generation = attempt.next_generation()
         options = self._prioritised(attempt, generation > 0 or params.n > 1, options)

@@ -103,9 +103,10 @@ class VllmEngine:
             chunks,
             continuation,
             determinism,
+            grammars,
+            messages,
             responses,
             resumable,
-            shapes,
         )
 
         args = engine_arguments(self._settings)
@@ -130,7 +131,7 @@ class VllmEngine:
             grammars=self._engine.vllm_config.structured_outputs_config.backend,
         )
         vllm_failures.install()
-        shapes.install()
+        grammars.install()
         resumable.install()
         tasks = await self._engine.get_supported_tasks()
         if "generate" in tasks:
@@ -143,10 +144,11 @@ class VllmEngine:
         determinism.install()
         chunks.install(app)
         responses.install(app)
-        await answers.install(app)
+        answers.install(app)
+        await messages.install(app)
         self._paths = frozenset(getattr(route, "path", "") for route in app.routes)
         self._tasks = ", ".join(tasks)
-        self._obeyed = shapes.obeyed
+        self._obeyed = grammars.obeyed
         self._app = app
 
     async def serve(

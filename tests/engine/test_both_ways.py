@@ -171,10 +171,10 @@ def test_a_long_answer_is_parsed_in_few_pieces(outputs: int) -> None:
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>'
 
 
-async def test_a_cut_call_has_what_was_written_of_it_however_its_stream_was_merged() -> None:
+def test_a_cut_call_has_what_was_written_of_it_however_its_stream_was_merged() -> None:
     """An engine merges what waits: how many tokens come with the last one depends on the load."""
     models = SimpleNamespace(model_name=str)
-    await install(SimpleNamespace(state=SimpleNamespace(openai_serving_models=models)))
+    install(SimpleNamespace(state=SimpleNamespace(openai_serving_models=models)))
     asked = ChatCompletionRequest(messages=[USER], tools=TOOLS, tool_choice="auto")
     parser = ParserManager.get_parser(tool_parser_name="hermes", enable_auto_tools=True)
     assert parser is not None

@@ -19,8 +19,8 @@ from xgrammar import Grammar
 
 from tests.engine.grammars import answers
 from tests.tables import Failures, each
+from workers.grammars import check_grammar, check_parts, check_regex
 from workers.schemas import NotObeyed, prepared, prepared_in_tag
-from workers.shapes import check_grammar, check_parts, check_regex
 
 WALKS = 6
 OBJ, STR, INT, NUM = ({"type": name} for name in ("object", "string", "integer", "number"))

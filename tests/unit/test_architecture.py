@@ -62,15 +62,16 @@ OWNERS = {
     ),
     "rich": ("serve_app.demo",),
     "redis": ("serve_app.demo.faults",),  # as an operator
-    "xgrammar": ("workers.shapes",),
+    "xgrammar": ("workers.grammars",),
     "vllm": (
         "workers.vllm_engine",
         "workers.resumable",
-        "workers.shapes",
+        "workers.grammars",
         "workers.engine_plugin",
         "workers.continuation",
         "workers.determinism",
         "workers.vllm_failures",
+        "workers.messages",
         "workers.responses",
         "workers.answers",
     ),
