@@ -246,7 +246,7 @@ class WorkerLost(Exception):
 class IngressLease(NamedTuple):
     """The lease of an ingress, a member of `{ns}:ingresses` (`decode` of each member below raises
     ValueError for another text):
-    `<name>|<Ray cluster>|<1 or 0>|<running>|<waiting>||<running long>|<unclaimed>|<model>|<since>`,
+    `<name>|<Ray cluster>|<1 or 0>|<running>|<waiting>||<general>|<unclaimed>|<model>|<since>`,
     and perhaps `|load=<load>`. What is empty has no meaning any more. In the model's name a `:`,
     which no model's name has, stands for `|`.
     """
@@ -280,8 +280,8 @@ class IngressLease(NamedTuple):
     def decode(cls, member: bytes) -> IngressLease:
         name, cluster, *all_words = member.decode().split("|")
         (*words, model, since), later = all_words[:8], all_words[8:]
-        complete, running, waiting, _, long, unclaimed = (int(word or 0) for word in words)
-        use = (bool(complete), running, waiting, long, unclaimed)
+        complete, running, waiting, _, general, unclaimed = (int(word or 0) for word in words)
+        use = (bool(complete), running, waiting, general, unclaimed)
         load = [word.removeprefix("load=") for word in later if word.startswith("load=")]
         return cls(name, cluster, *use, model.replace(":", "|"), int(since), "".join(load[:1]))
 

@@ -153,7 +153,7 @@ class Scheduler(Generic[C]):
         self.sequences = 0
         """Their sequences: those of the last one may exceed what was free."""
         self.general_sequences = 0
-        """How many of these are of long requests."""
+        """How many of these are of requests that have no right to a spare slot."""
         self.waiting_sequences = 0
         """The slots that the requests will hold that have not started."""
         self.lengths = LengthModel()
@@ -175,8 +175,8 @@ class Scheduler(Generic[C]):
 
     @property
     def taken(self) -> int:
-        """The slots that are not free. Sequences of long requests count up to `general_capacity`:
-        those beyond it take no spare slots.
+        """The slots that are not free. Sequences of general requests count up to
+        `general_capacity`: those beyond it take no spare slots.
         """
         return slots_taken(self.sequences, self.general_sequences, self.general_capacity)
 
@@ -489,15 +489,15 @@ def general_slots(capacity: int, most: int) -> int:
     return capacity - spare if capacity > spare else capacity
 
 
-def slots_taken(sequences: int, long: int, for_long: float) -> int:
+def slots_taken(sequences: int, general: int, general_capacity: float) -> int:
     """How many slots are not free for the sequences of requests that run. One of several starts
-    when one slot is free, so `long` may exceed the slots for all; that takes no spare ones.
+    when one slot is free, so `general` may exceed the slots for all; that takes no spare ones.
     """
-    return sequences - long + int(min(long, for_long))
+    return sequences - general + int(min(general, general_capacity))
 
 
 def as_general_use(use: IngressLease) -> IngressLease:
-    """The use of long slots in place of that of all, to divide them in the same way."""
+    """The use of general slots in place of that of all, to divide them in the same way."""
     return use._replace(running=use.running_general)
 
 

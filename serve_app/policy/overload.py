@@ -50,7 +50,7 @@ class OverloadRules(NamedTuple):
     """Bounds, and how long what is known counts."""
 
     async_above_s: float = 0.0
-    """Estimated wait of a class above which its breaker opens; it closes below half of that. 0:
+    """Claimed wait of a class above which its breaker opens; it closes below half of that. 0:
     never.
     """
     memory_s: float = 60.0

@@ -251,13 +251,13 @@ def test_many_answers_leave_the_spare_slots_to_others() -> None:
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=30), st.integers(1, 8), st.integers(1, 8))
 def test_all_start_however_many_sequences_they_have(
-    counts: list[int], capacity: int, for_long: int
+    counts: list[int], capacity: int, general: int
 ) -> None:
     """Also those that have more than there are slots, in a window that is smaller still; and the
     shorter ones of another tenant do not pass them for ever.
     """
     its: Scheduler[Entry] = Scheduler(DEFAULT_RULES._replace(engine_slots=8))
-    its.capacity, its.general_capacity = capacity, min(capacity, for_long)
+    its.capacity, its.general_capacity = capacity, min(capacity, general)
     for number, sequences in enumerate(counts):
         its.add(Entry("standard", number, f"tenant-{number % 3}", sequences=sequences))
     wide = Entry("standard", 0, "wide", sequences=20)
