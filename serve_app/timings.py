@@ -1,4 +1,4 @@
-"""Times and bounds that are not settings, each with its reason, grouped by the room that uses them.
+"""Times and bounds that are not settings, each with its reason, by the package that uses them.
 
 A value that an operator may want to change is a setting (docs/settings.md). The values here depend
 on each other: most are a fraction or a multiple of another. Tests that want to wait less change

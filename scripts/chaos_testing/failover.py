@@ -36,7 +36,7 @@ from serve_app.local import ports, processes, surroundings
 from serve_app.local.environment import ROOT
 from serve_app.policy.work import Work
 from serve_app.redis.link import RedisLink
-from serve_app.requests.lifecycle import Accepted, accept
+from serve_app.requests.lifecycle import Offer, accept
 from serve_app.settings import Settings
 
 _STREAMS, _EVENTS_PER_S = 16, 50.0
@@ -118,7 +118,7 @@ class Load:
         deadline_ms = now_ms + int(_DEADLINE_S * 1000)
         channel = self._hub.channel
         facts = RequestFacts("standard", "t", "s", "m", True, now_ms, deadline_ms, channel)
-        await accept(self._link, self._settings, Accepted(name, _LINE, b"{}", facts, Work(1)))
+        await accept(self._link, self._settings, Offer(name, _LINE, b"{}", facts, Work(1)))
 
     async def _keep_admitting(self) -> None:
         for number in count():

@@ -28,7 +28,7 @@ from serve_app.policy.overload import Asked
 from serve_app.policy.tenants import NO_LIMITS, Limits, Standing
 from serve_app.policy.work import Work, output_bytes, writes_tokens
 from serve_app.requests.idempotency import KeyedRequests, Outrun, digest
-from serve_app.requests.lifecycle import Accepted, Answer, accept
+from serve_app.requests.lifecycle import Answer, Offer, accept
 
 log = logging.getLogger("hermes.ingress")
 
@@ -164,13 +164,13 @@ class Admission:
         self,
         request_id: str,
         submission: Submission,
-        send: Callable[[Accepted], Awaitable[Answer]],
+        send: Callable[[Offer], Awaitable[Answer]],
     ) -> Receipt:
         _, line, body, work, *_ = submission
         limits, path, asked = submission.limits, line.path, _asked(submission)
         facts = self.of_tenants.reserve(submission.facts, asked, limits, path)
         if self.of_tenants.asks_first(facts, limits, path):
-            answer = await send(Accepted(request_id, line, body, facts, work, limits, asks=True))
+            answer = await send(Offer(request_id, line, body, facts, work, limits, asks=True))
             self._check(facts, answer, path)
             if answer.request_id:
                 return self._joined(answer, facts)
@@ -180,7 +180,7 @@ class Admission:
         waiting = self.limits.enter(asked, len(body), writes_bytes)
         begun = partial(self.limits.leave, waiting)
         try:
-            answer = await send(Accepted(request_id, line, body, facts, work, limits))
+            answer = await send(Offer(request_id, line, body, facts, work, limits))
             self._check(facts, answer, path)
         except (AnswerLost, asyncio.CancelledError):
             # Redis may have received it nevertheless, or may still receive it.

@@ -114,7 +114,7 @@ class Checks:
         most_output = tenant.limits.max_output_tokens if tenant else 0
 
         def check(body: bytes) -> tuple[Mapping[str, Any], int]:
-            request, body, _ = self._validator.parse_here(path, body, most_output)
+            request, body, _ = self._validator.validate_now(path, body, most_output)
             if tenant is not None:
                 tenant.check_model(request.get("model") or facts.model, facts.model)
             for name in _NEEDS_A_CLIENT:

@@ -99,7 +99,7 @@ class LineRequests:
         most_output = tenant.limits.max_output_tokens
         limits = Limits(tokens_per_month=tenant.limits.tokens_per_month)  # no other counts lines
         tenant = tenant._replace(key_id=facts.key, limits=limits, classes=(BATCH,))
-        request, body, _ = await self.validator.parse(facts.endpoint, body, most_output)
+        request, body, _ = await self.validator.validate(facts.endpoint, body, most_output)
         model = request.get("model")
         tenant.check_model(model or facts.model, facts.model)
         headers = {

@@ -36,7 +36,7 @@ from serve_app.policy.order import (
     peers_saturated,
 )
 from serve_app.policy.overload import Asked, Expected, Load, Overload, Reading
-from serve_app.policy.prediction import Claimed
+from serve_app.policy.prediction import Estimated
 from serve_app.policy.work import output_bytes
 from serve_app.request_queue import QueueDepths, QueueEntry, RequestQueue
 
@@ -92,7 +92,7 @@ class Dispatcher:
         entries = [one.entry for one in self._scheduler.running]
         return [output_bytes(one.kind, one.max_output_tokens, one.sequences) for one in entries]
 
-    def output_tokens(self, request: Claimed) -> float:
+    def output_tokens(self, request: Estimated) -> float:
         """What each sequence of a request will probably write."""
         return self._scheduler.lengths.predict(request).mean
 

@@ -87,14 +87,14 @@ class InferenceEndpoint:
         with self.uploads.of(caller.id) as upload:
             body = (await upload.body(headers, receive)).removeprefix(codecs.BOM_UTF8)
             most_output = caller.limits.max_output_tokens
-            request, body, ignored = await self.validator.parse(path, body, most_output)
+            request, body, ignored = await self.validator.validate(path, body, most_output)
             model = request.get("model")
             served = self.submissions.settings.model.name
             caller.check_model(model or served, served)
             if path in OF_RESPONSES and goes_on(request):
                 body = await self.conversations.whole(caller.id, body, request)
                 upload.grew(len(body))
-                request, body, _ = await self.validator.parse(path, body, most_output)
+                request, body, _ = await self.validator.validate(path, body, most_output)
             submission = self.submissions.of(
                 caller,
                 path,

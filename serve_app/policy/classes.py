@@ -29,9 +29,9 @@ from heapq import heapify, heappop, heappush, nsmallest
 from itertools import count
 from typing import Generic, NamedTuple, TypeVar
 
-from serve_app.policy.prediction import Claimed
+from serve_app.policy.prediction import Estimated
 
-C = TypeVar("C", bound=Claimed)
+C = TypeVar("C", bound=Estimated)
 
 CRITICAL = "critical"
 """Operators' own requests; `auth.critical_tenants` says who may send them."""

@@ -32,9 +32,9 @@ from serve_app.policy.classes import (
     Waiting,
 )
 from serve_app.policy.overload import Expected
-from serve_app.policy.prediction import Claimed, LengthModel, Prediction, ServiceTimeModel
+from serve_app.policy.prediction import Estimated, LengthModel, Prediction, ServiceTimeModel
 
-C = TypeVar("C", bound=Claimed)
+C = TypeVar("C", bound=Estimated)
 
 KV_FULL = 0.85
 """The share of an engine's KV cache beyond which it takes no more sequences. What is free beyond it
@@ -114,7 +114,7 @@ class Running(Generic[C]):
 class Completion(NamedTuple):
     """A request that has ended: what was expected when it started, and what it has written."""
 
-    entry: Claimed
+    entry: Estimated
     predicted: Prediction
     written: CompletionStats
     cost: float
@@ -217,7 +217,7 @@ class Scheduler(Generic[C]):
         self.waiting_sequences += self._slots(entry)
         self._by_deadline.push(entry.deadline_ms, waiting)
 
-    def expected(self, entry: Claimed) -> Expected:
+    def expected(self, entry: Estimated) -> Expected:
         """What a request will probably cost and how long it will run, at most the mean of all: a
         long one may be shorter than expected.
         """
@@ -415,21 +415,21 @@ class Scheduler(Generic[C]):
         return min(rules.short_first_ms_per_cost * cost, most)
 
 
-def _alike(entry: Claimed) -> tuple[str, str]:
+def _alike(entry: Estimated) -> tuple[str, str]:
     return entry.tenant, entry.kind
 
 
-def _prompt(entry: Claimed) -> int:
+def _prompt(entry: Estimated) -> int:
     """What counts of its prompts, of which it has at most one for each sequence."""
     return min(entry.prompt_tokens, MOST_PROMPT_TOKENS * entry.sequences)
 
 
-def _output(entry: Claimed, predicted: Prediction) -> float:
+def _output(entry: Estimated, predicted: Prediction) -> float:
     """What all of its sequences will probably write."""
     return entry.sequences * predicted.mean
 
 
-def _urgency(entry: Claimed) -> tuple[int, int]:
+def _urgency(entry: Estimated) -> tuple[int, int]:
     return URGENCY[entry.request_class], entry.accepted_ms
 
 

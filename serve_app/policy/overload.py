@@ -50,7 +50,7 @@ class OverloadRules(NamedTuple):
     """Bounds, and how long what is known counts."""
 
     async_above_s: float = 0.0
-    """Claimed wait of a class above which its breaker opens; it closes below half of that. 0:
+    """Estimated wait of a class above which its breaker opens; it closes below half of that. 0:
     never.
     """
     memory_s: float = 60.0
@@ -79,7 +79,7 @@ MOST_TOLD = 256
 
 
 class Asked(NamedTuple):
-    """A request that arrives, as the order of work sees it (`Claimed`)."""
+    """A request that arrives, as the order of work sees it (`Estimated`)."""
 
     request_class: str
     tenant: str

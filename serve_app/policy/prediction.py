@@ -36,7 +36,7 @@ limit, differ from the mean of all by chance.
 """
 
 
-class Claimed(Protocol):
+class Estimated(Protocol):
     """What the policies consider of a request. Times are Unix milliseconds by Redis's clock; tokens
     are estimates; `max_output_tokens` is for each sequence, and 0 without a limit; `kind`: see
     `Work`.
@@ -101,12 +101,12 @@ class LengthModel:
         """Their error over that of a constant; 1 if there is nothing to compare."""
         return self._error / self._constant_error if self._constant_error else 1.0
 
-    def predict(self, request: Claimed) -> Prediction:
+    def predict(self, request: Estimated) -> Prediction:
         log, mean = self._shrunk(_groups_of(request))
         most = float(request.max_output_tokens or math.inf)
         return Prediction(min(max(0.0, math.exp(log) - 1), most), min(max(0.0, mean), most))
 
-    def short(self, request: Claimed) -> bool | None:
+    def short(self, request: Estimated) -> bool | None:
         """Whether a request will probably write no more than the mean of all; None if nothing of
         its tenant and kind has ended yet.
         """
@@ -119,7 +119,7 @@ class LengthModel:
         _, of_kind = self._shrunk(coarse)
         return of_kind <= _NOISE * mean and self.predict(request).mean <= _LONGER * mean
 
-    def learn(self, request: Claimed, predicted: Prediction, tokens: float) -> None:
+    def learn(self, request: Estimated, predicted: Prediction, tokens: float) -> None:
         """A request has ended, for which this was predicted when it started; `tokens`: what each of
         its sequences has written, on average.
         """
@@ -153,7 +153,7 @@ class LengthModel:
         return log, mean
 
 
-def _groups_of(request: Claimed) -> list[tuple[object, ...]]:
+def _groups_of(request: Estimated) -> list[tuple[object, ...]]:
     """From coarse to fine; sizes by powers of two."""
     kind, tenant = request.kind, request.tenant
     prompt, limit = request.prompt_tokens.bit_length(), request.max_output_tokens.bit_length()

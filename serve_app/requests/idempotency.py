@@ -23,9 +23,9 @@ from serve_app.redis.keyspace import later_request_key
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import all_answered
 from serve_app.requests.lifecycle import (
-    Accepted,
     Answer,
     Condition,
+    Offer,
     Record,
     accept,
     keep_ms,
@@ -100,16 +100,16 @@ class KeyedRequests:
             return Held(request_id, True, record.ended, facts, condition)
         return Held(f"req_{secrets.token_hex(16)}", False, False, facts, condition, name)
 
-    async def accept(self, held: Held, accepted: Accepted) -> Answer:
+    async def accept(self, held: Held, offer: Offer) -> Answer:
         """Accept the next request of a key; of several simultaneous repeats, one is accepted, and
         the others raise `Outrun`.
         """
-        kept_ms = keep_ms(self._settings, accepted.facts) + timings.KEY_OUTLIVES_MS
+        kept_ms = keep_ms(self._settings, offer.facts) + timings.KEY_OUTLIVES_MS
         naming: list[Command] = (
             [("SET", held.name, held.request_id, "PX", kept_ms)] if held.name else []
         )
-        answer = await accept(self._link, self._settings, accepted, held.condition, naming)
-        if not (answer.request_id or answer.refused or accepted.asks):
+        answer = await accept(self._link, self._settings, offer, held.condition, naming)
+        if not (answer.request_id or answer.refused or offer.asks):
             raise Outrun(answer.standing)
         return answer
 

@@ -71,9 +71,11 @@ _STREAM_BYTES = 4_700
 """What Redis needs for a stream besides the fields (docs/redis.md)."""
 
 
-class Accepted(NamedTuple):
-    """A request that is accepted, if its tenant's limits permit what its facts reserve. `asks`:
-    nothing is accepted, it is only asked whether they would.
+class Offer(NamedTuple):
+    """A request that is accepted if its tenant's limits permit what its facts reserve.
+
+    Args:
+        asks: accept nothing, only say whether the limits would permit it.
     """
 
     request_id: str
@@ -86,7 +88,7 @@ class Accepted(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What has become of it.
+    """What has become of an offer.
 
     Args:
         request_id: its id once it is accepted; the id of an equal request, to join that one;
@@ -138,8 +140,9 @@ class Ended(NamedTuple):
 
 
 class Condition(NamedTuple):
-    """That nothing has changed since an idempotency key was read: the string that names its
-    request, and the id of the last entry of that one's journal. Empty for what does not exist.
+    """What stood in Redis when an idempotency key was read: the string that names its request, and
+    the id of the last entry of that one's journal; empty for what did not exist. A request is
+    accepted only if the same still stands under `keys`.
     """
 
     keys: tuple[str, ...] = ()
@@ -160,7 +163,7 @@ def keep_ms(settings: Settings, facts: RequestFacts) -> int:
 async def accept(
     link: RedisLink,
     settings: Settings,
-    accepted: Accepted,
+    offer: Offer,
     condition: Condition = ALWAYS,
     naming: Sequence[Command] = (),
 ) -> Answer:
@@ -172,7 +175,7 @@ async def accept(
     Raises:
         RedisUnavailable: nothing was accepted; if it is `AnswerLost`, that is unknown.
     """
-    request_id, line, body, facts, work, *_ = accepted
+    request_id, line, body, facts, work, *_ = offer
     namespace, kept_ms = settings.namespace, keep_ms(settings, facts)
     key, first = journal_key(namespace, request_id), Entry.request(line, facts)
     whose = (request_id, facts.tenant, facts.session, facts.deadline_ms)
@@ -183,8 +186,8 @@ async def accept(
         ("PEXPIRE", key, kept_ms),
         ("SET", body_key(namespace, request_id), body, "PX", kept_ms),
     ]
-    commands += [*_list(settings, accepted), *naming]
-    commands = [*_limit(settings, accepted), *([] if accepted.asks else commands)]
+    commands += [*_list(settings, offer), *naming]
+    commands = [*_limit(settings, offer), *([] if offer.asks else commands)]
     keys, *given = condition
     if facts.twins:
         keys, lifetime_ms = (twins_key(namespace, facts.twins),), _twins_ms(settings)
@@ -193,7 +196,7 @@ async def accept(
     script = ("EVAL", SCRIPT, len(keys), *keys, "accept", *given)
     (reply,) = all_answered(await link.call([(*script, *_words(commands))]))
     done, *used = reply if isinstance(reply, list) else [reply]
-    standing = Standing(accepted.limits, Over(used[0]), *used[1:]) if used else None
+    standing = Standing(offer.limits, Over(used[0]), *used[1:]) if used else None
     joined = done.decode() if isinstance(done, bytes) else ""
     return Answer(request_id if done == 1 else joined, standing)
 
@@ -262,39 +265,39 @@ def _words(commands: Sequence[Command]) -> list[object]:
 # -- what else happens -----------------------------------------------------------------------------
 
 
-def _list(settings: Settings, accepted: Accepted) -> list[Command]:
+def _list(settings: Settings, offer: Offer) -> list[Command]:
     """List the request; the oldest ones beyond `journal.listed_requests` go. The lines of a batch
     are not listed: they would displace all others.
     """
-    facts = accepted.facts
+    facts = offer.facts
     if facts.batch:
         return []
     keys = [requests_key(settings.namespace, facts.tenant)]
-    if accepted.line.path == CHATS and facts.stored:
+    if offer.line.path == CHATS and facts.stored:
         keys.append(chats_key(settings.namespace, facts.tenant))
     ingress, journal = settings.ingress, settings.journal
     longest_s = max(ingress.max_request_timeout_s, ingress.background_timeout_s)
     commands: list[Command] = []
     for key in keys:
         commands += [
-            ("ZADD", key, facts.admitted_ms, accepted.request_id),
+            ("ZADD", key, facts.admitted_ms, offer.request_id),
             ("ZREMRANGEBYRANK", key, 0, -1 - journal.listed_requests),
             ("PEXPIRE", key, int((longest_s + journal.max_retention_s) * 1000)),
         ]
     return commands
 
 
-def _limit(settings: Settings, accepted: Accepted) -> list[Command]:
+def _limit(settings: Settings, offer: Offer) -> list[Command]:
     """Check the tenant's limits, and take from them what the request reserves."""
-    facts, reserved = accepted.facts, accepted.facts.reserved
+    facts, reserved = offer.facts, offer.facts.reserved
     if reserved is None:
         return []
-    limits, whose = accepted.limits, (settings.namespace, facts.tenant)
+    limits, whose = offer.limits, (settings.namespace, facts.tenant)
     counted = limits.concurrent_requests or limits.background_tokens
     ended_ms = facts.deadline_ms + int(timings.ENDED_WITHIN_S * 1000) if counted else 0
     used = limits_key(*whose), running_key(*whose), timings.LIMITS_KEPT_MS
     asked = reserved.month, reserved.tokens, reserved.background_tokens, int(not facts.batch)
-    its = facts.admitted_ms, ended_ms, accepted.request_id
+    its = facts.admitted_ms, ended_ms, offer.request_id
     return [("LIMIT", *used, *its, *asked, *in_order(limits))]
 
 

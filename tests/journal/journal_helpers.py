@@ -41,7 +41,7 @@ from serve_app.redis.replies import all_answered
 from serve_app.request_queue import Depth, QueueDepths, RequestQueue
 from serve_app.requests.dead_letters import DeadLetters
 from serve_app.requests.endings import Endings
-from serve_app.requests.lifecycle import Accepted, accept
+from serve_app.requests.lifecycle import Offer, accept
 from serve_app.settings import Settings
 from tests import permits
 from tests.waiting import PATIENCE_S, eventually, until
@@ -193,8 +193,8 @@ class World:
     ) -> str:
         """Accept a request with all its facts given."""
         work = Work(7, kind="chat/completions s1", sequences=sequences)
-        accepted = Accepted(request_id, LINE, body, facts, work, limits)
-        await accept(self.link, self.settings, accepted)
+        offer = Offer(request_id, LINE, body, facts, work, limits)
+        await accept(self.link, self.settings, offer)
         return request_id
 
     async def opened(

@@ -14,7 +14,7 @@ from serve_app.journal.entries import Entry
 from serve_app.policy.work import Work
 from serve_app.redis.keyspace import later_request_key
 from serve_app.requests.idempotency import KeyedRequests, Outrun
-from serve_app.requests.lifecycle import Accepted, Ended
+from serve_app.requests.lifecycle import Ended, Offer
 from tests.journal.admitting import StillIngress, admitting
 from tests.journal.journal_helpers import LINE, World
 
@@ -123,7 +123,7 @@ async def test_a_repeat_that_read_before_another_was_admitted_is_not_admitted(
     assert not slow.stands
     follower, facts = await its.post(KEY)
     with pytest.raises(Outrun):
-        await keyed.accept(slow, Accepted(slow.request_id, LINE, b"", facts, Work(1)))
+        await keyed.accept(slow, Offer(slow.request_id, LINE, b"", facts, Work(1)))
     assert await w.redis.xlen(w.stream("standard")) == 1
     assert len(await w.journals()) == failures + 1
 

@@ -219,12 +219,14 @@ async def test_no_request_has_more_answers_than_one_engine_has_slots_for_all(
     def body(count: int, **more: Any) -> bytes:
         return json.dumps({"model": MODEL, "prompt": ["x"] * count, **more}).encode()
 
-    await validator.parse(COMPLETIONS, body(allowed))
-    await validator.parse(COMPLETIONS, body(allowed // 2, n=2))
-    await validator.parse(EMBEDDINGS, json.dumps({"model": MODEL, "input": ["x"] * 2_048}).encode())
+    await validator.validate(COMPLETIONS, body(allowed))
+    await validator.validate(COMPLETIONS, body(allowed // 2, n=2))
+    await validator.validate(
+        EMBEDDINGS, json.dumps({"model": MODEL, "input": ["x"] * 2_048}).encode()
+    )
     for too_many in (body(allowed + 1), body(allowed // 2 + 1, n=2)):
         with pytest.raises(RequestRefused, match=f"are more than {allowed} answers"):
-            await validator.parse(COMPLETIONS, too_many)
+            await validator.validate(COMPLETIONS, too_many)
     validator.stop()
 
 

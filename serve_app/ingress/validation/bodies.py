@@ -104,15 +104,18 @@ class Validator:
         """Of a prompt and its answer, in the engine that takes the most; 0 if none says so."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="validator")
 
-    async def parse(self, path: str, body: bytes, most_output: int = 0) -> Parsed:
-        """See the function. `most_output`: tokens that the caller may have in an answer; 0: any
-        number.
+    async def validate(self, path: str, body: bytes, most_output: int = 0) -> Parsed:
+        """Parse a body and refuse what is invalid, as `parse` does, or what no engine's context can
+        hold; count the fields that are ignored.
+
+        Args:
+            most_output: tokens that the caller may have in an answer; 0: any number.
         """
         given = (path, body, most_output)
         if len(body) <= _AT_ONCE_BYTES:
-            parsed = self.parse_here(*given)
+            parsed = self.validate_now(*given)
         else:
-            parsed = await self.apart(self.parse_here, *given)
+            parsed = await self.apart(self.validate_now, *given)
         if parsed.ignored:
             self._count_ignored(len(parsed.ignored))
         return parsed
@@ -121,8 +124,8 @@ class Validator:
         """Run a step in the thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, step, *args)
 
-    def parse_here(self, path: str, body: bytes, most_output: int = 0) -> Parsed:
-        """The same in the caller's thread. What is ignored does not count."""
+    def validate_now(self, path: str, body: bytes, most_output: int = 0) -> Parsed:
+        """Validate a body in the caller's thread, however large it is, and count nothing."""
         its = self._model
         parsed = parse(path, body, its.name, self._limits, its.aliases, most_output)
         check_context(path, parsed.request, self.most_tokens)
