@@ -408,7 +408,7 @@ class WorkerProcess:
             base,
         )
         self._calls = CallServer(self.replica.begin, most_calls(settings))
-        self._writer.wake = self._calls.wake
+        self._writer.send_wakes = self._calls.send_wakes
 
     async def start(self) -> None:
         """Load the engine, then join: dispatchers count its capacity only from then on."""

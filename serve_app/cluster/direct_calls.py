@@ -187,7 +187,7 @@ class CallServer:
         for connection in list(self.connections):
             connection.abort()
 
-    def wake(self, channel: str, message: bytes) -> bool:
+    def send_wakes(self, channel: str, message: bytes) -> bool:
         """Send a message of wake-ups to the ingress of this channel. False: it must be published,
         because there is no connection, or the ingress does not read it, or the message is large.
         """

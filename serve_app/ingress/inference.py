@@ -129,12 +129,12 @@ class Submissions:
     """Creates the submissions of one ingress.
 
     Args:
-        wake: the channel on which it learns of new journal entries.
+        wake_channel: the channel on which it learns of new journal entries.
         overload: says for which classes the breaker to background work is open.
     """
 
     settings: Settings
-    wake: str
+    wake_channel: str
     clock: RedisClock
     overload: Overload = field(default_factory=Overload)
 
@@ -174,7 +174,7 @@ class Submissions:
             streamed=request.get("stream") is True,
             admitted_ms=now_ms,
             deadline_ms=now_ms + int(self._timeout_s(headers, detached) * 1000),
-            wake=self.wake,
+            wake_channel=self.wake_channel,
             client_request_id=headers.get("x-request-id", "")[:_MAX_ID_CHARS],
             trace=trace,
             key=caller.key_id,
@@ -211,7 +211,7 @@ class Submissions:
             earlier,
             admitted_ms=now_ms,
             deadline_ms=now_ms + earlier.deadline_ms - earlier.admitted_ms,
-            wake=self.wake,
+            wake_channel=self.wake_channel,
             detached=True,
             retention_s=earlier.retention_s or self.settings.journal.background_retention_s,
             twins="",

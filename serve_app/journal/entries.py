@@ -129,7 +129,7 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     streamed: bool
     admitted_ms: int
     deadline_ms: int
-    wake: str
+    wake_channel: str = msgspec.field(name="wake")
     client_request_id: str = ""
     idempotency: str = ""
     """Digest of path and body, if the client sent an `Idempotency-Key`."""

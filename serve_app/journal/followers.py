@@ -327,7 +327,7 @@ class Followers:
             follower
             for follower in self._all()
             if (facts := follower.reader.facts) is not None
-            and facts.wake != self.channel
+            and facts.wake_channel != self.channel
             and follower.reader.ending is None
         ]
 

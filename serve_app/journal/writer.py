@@ -101,7 +101,7 @@ class JournalWriter:
         self._openings_leave: asyncio.TimerHandle | None = None
         self._messages: list[tuple[str, bytes]] = []
         """Channels, and what is to be published to them."""
-        self.wake: Callable[[str, bytes], bool] = lambda channel, message: False
+        self.send_wakes: Callable[[str, bytes], bool] = lambda channel, message: False
         """Sends a message of wake-ups over an ingress's connection; False if it must be published
         to the channel.
         """
@@ -158,7 +158,7 @@ class JournalWriter:
                 raise AnswerLost("connection to Redis lost while reading a long journal")
         entries = _read_answers(request_id, epoch, nonce, replies)
         asked = decode_facts(entries[0], RequestFacts) if entries[0].id == REQUEST_ID else None
-        channel = asked.wake if asked else ""
+        channel = asked.wake_channel if asked else ""
         attempt = AttemptLog(request_id, key, epoch, nonce, channel, self._mark)
         attempt.settings, attempt.pause = self._settings.journal, self.pause
         attempt.queued = entries[0].queue_entry
@@ -371,7 +371,7 @@ class JournalWriter:
         self._leaving = self._openings_leave = None
         wakes, self._wakes = self._wakes, {}
         for channel, items in wakes.items():
-            if not self.wake(channel, message := encode_wakes(items)):
+            if not self.send_wakes(channel, message := encode_wakes(items)):
                 self._messages.append((channel, message))
                 self._something_to_do.set()
 

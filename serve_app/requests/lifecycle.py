@@ -191,7 +191,7 @@ async def accept(
     keys, *given = condition
     if facts.twins:
         keys, lifetime_ms = (twins_key(namespace, facts.twins),), _twins_ms(settings)
-        twin = f"{facts.admitted_ms + lifetime_ms} {request_id} {facts.wake}\n"
+        twin = f"{facts.admitted_ms + lifetime_ms} {request_id} {facts.wake_channel}\n"
         given = [b"%d" % lifetime_ms, twin.encode()]
     script = ("EVAL", SCRIPT, len(keys), *keys, "accept", *given)
     (reply,) = all_answered(await link.call([(*script, *_words(commands))]))
@@ -331,7 +331,7 @@ def _leave_twins(settings: Settings, ended: Ended) -> list[Command]:
         return []
     twins = twins_key(settings.namespace, facts.twins)
     until_ms = ended.summary.ended_ms + int(settings.ingress.lost_reader_grace_s * 1000)
-    return [("LEAVE", twins, ended.request_id, facts.wake, until_ms, _twins_ms(settings))]
+    return [("LEAVE", twins, ended.request_id, facts.wake_channel, until_ms, _twins_ms(settings))]
 
 
 def _expire(settings: Settings, ended: Ended) -> list[Command]:
@@ -379,7 +379,7 @@ def _announce(settings: Settings, ended: Ended) -> list[Command]:
     if facts is None or not ended.from_outside:
         return []
     wakes = encode_wakes([wake_of(ended.request_id, ended.terminal)])
-    commands: list[Command] = [("PUBLISH", facts.wake, wakes)]
+    commands: list[Command] = [("PUBLISH", facts.wake_channel, wakes)]
     if ended.queued:
         line = queue_key(settings.namespace, facts.model, facts.request_class)
         channels = wake_channel(settings.namespace, "")

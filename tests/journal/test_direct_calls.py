@@ -171,12 +171,12 @@ async def test_more_calls_than_a_worker_takes_are_refused() -> None:
 
 async def test_wake_ups_take_the_connection_of_their_ingress() -> None:
     async with both() as b:
-        assert not b.server.wake(CHANNEL, b"nobody is connected")
+        assert not b.server.send_wakes(CHANNEL, b"nobody is connected")
         await b.connect()
-        assert not b.server.wake("test:w:ingress-2", b"of another ingress")
-        assert not b.server.wake(CHANNEL, b"x" * timings.CALL_WAKE_BYTES), "it is published"
-        assert b.server.wake(CHANNEL, b"first")
-        assert b.server.wake(CHANNEL, large := b"x" * (timings.CALL_WAKE_BYTES - 1))
+        assert not b.server.send_wakes("test:w:ingress-2", b"of another ingress")
+        assert not b.server.send_wakes(CHANNEL, b"x" * timings.CALL_WAKE_BYTES), "it is published"
+        assert b.server.send_wakes(CHANNEL, b"first")
+        assert b.server.send_wakes(CHANNEL, large := b"x" * (timings.CALL_WAKE_BYTES - 1))
         await eventually(lambda: len(b.woken) == 2)
         assert b.woken == [b"first", large]
 
@@ -188,7 +188,7 @@ async def test_what_an_ingress_does_not_read_is_published() -> None:
         assert opened.transport is not None
         opened.transport.pause_reading()
         sent = 0
-        while b.server.wake(CHANNEL, b"x" * 100_000):
+        while b.server.send_wakes(CHANNEL, b"x" * 100_000):
             sent += 1
             assert sent < 1_000, "the worker keeps without a bound what nobody reads"
             await asyncio.sleep(0)

@@ -165,7 +165,7 @@ class JournalWorld(RuleBasedStateMachine):
         self.admitted += 1
         now_ms = int(time.time() * 1000)
         facts = replace(LIMITED, admitted_ms=now_ms, deadline_ms=now_ms + 60_000)
-        facts = replace(facts, wake=self.world.channel)
+        facts = replace(facts, wake_channel=self.world.channel)
         await self.world.accept(self.model.request_id, facts, limits=LIMITS)
         self.stale = await self._read()
 

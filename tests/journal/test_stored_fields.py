@@ -41,7 +41,7 @@ def kind(entry_id: EntryId) -> str:
 
 
 async def accepted(w: World, request_id: str, facts: RequestFacts = FACTS) -> str:
-    return await w.accept(request_id, replace(facts, wake=w.channel), b"{}", sequences=2)
+    return await w.accept(request_id, replace(facts, wake_channel=w.channel), b"{}", sequences=2)
 
 
 async def test_the_fields_of_a_journal(w: World) -> None:

@@ -19,6 +19,7 @@ from serve_app.journal.entries import (
     Entry,
     EntryId,
     Head,
+    RequestFacts,
     compress,
     decode_wakes,
     encode_wakes,
@@ -44,6 +45,12 @@ def test_the_request_comes_first_and_nothing_comes_after_the_terminal_entry() ->
     assert BEGINNING < REQUEST_ID < EntryId(1, 0) < TERMINAL_ID
     assert str(TERMINAL_ID) == "18446744073709551615-18446744073709551615"
     assert Entry(TERMINAL_ID, {}).terminal
+
+
+def test_the_channel_keeps_its_name_in_redis() -> None:
+    """Other versions read it during an upgrade."""
+    facts = RequestFacts("standard", "t", "s", "m", True, 1, 2, "n:w:a")
+    assert msgspec.json.decode(msgspec.json.encode(facts))["wake"] == "n:w:a"
 
 
 @given(st.lists(st.binary()), st.integers(0, 9))
