@@ -80,7 +80,7 @@ def _listen_where_ray_does() -> None:
         )
 
 
-class _Unchanged:
+class _NoRequestIds:
     """In place of Serve's middleware, which gives requests without an id one of its own, and every
     answer a second `x-request-id`: clients show both, separated by a comma.
 
@@ -95,7 +95,7 @@ class _Unchanged:
         await self._app(scope, receive, send)
 
 
-class _Unhurried(replica.ASGIDIReceiveProxy):  # type: ignore[misc]  # Ray has no types
+class _BoundedReceive(replica.ASGIDIReceiveProxy):  # type: ignore[misc]  # Ray has no types
     """Serve's `receive`, which reads ahead of an ingress to learn that its client has left, but not
     more than a few messages: a file that comes faster than its storage takes it would all be in
     memory.
@@ -158,8 +158,8 @@ class Ingress:
         _listen_where_ray_does()
         for module, name in _HEADERS_OF_SERVE:
             setattr(module, name, _NO_HEADER)
-        http_util.RequestIdMiddleware = _Unchanged
-        replica.ASGIDIReceiveProxy = _Unhurried
+        http_util.RequestIdMiddleware = _NoRequestIds
+        replica.ASGIDIReceiveProxy = _BoundedReceive
         # By its module: Serve pickles this class by value, with copies of such objects.
         uvicorn_config.HTTP_PROTOCOLS["auto"] = f"{HttpProtocol.__module__}:{HttpProtocol.__name__}"
         # The router calls `Replicas`, which belong to this loop. Serve's default is another thread.

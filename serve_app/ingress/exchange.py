@@ -197,7 +197,7 @@ class Exchange:
         self._overdue = False
         try:
             async with asyncio.timeout(timings.EXPIRE_WITHIN_S):
-                await self.parts.deadlines.end(self.follower.request_id)
+                await self.parts.deadlines.expire(self.follower.request_id)
                 await self.follower.catch_up()
         except (RedisUnavailable, Unreadable, TimeoutError):
             if not self._stage.begun:

@@ -104,7 +104,7 @@ class Deadlines:
         """After how many seconds the ingress that holds the connection must end the request."""
         return max(0.0, deadline_ms / 1000 - self._clock.now_s()) + timings.DEADLINE_GRACE_S
 
-    async def end(self, request_id: str) -> None:
+    async def expire(self, request_id: str) -> None:
         """End a request as expired, unless it has ended; raises `Unreadable` if its journal is."""
         await self._endings.end(request_id, State.EXPIRED, Reason.DEADLINE)
 
@@ -115,7 +115,7 @@ class Deadlines:
         late_ms = self._clock.now_ms() - int(timings.DEADLINE_GRACE_S * 1000)
         for entry in await self._depths.overdue(late_ms):
             try:
-                await self.end(entry.request_id)
+                await self.expire(entry.request_id)
             except Unreadable as error:
                 log.debug("request %s cannot be read: %r", entry.request_id, error)
             else:

@@ -18,7 +18,7 @@ from ray.serve.request_router import RequestRouter
 from serve_app.cluster import replicas as of_process
 from serve_app.cluster.serve_router import OVERRIDDEN, SessionRouter
 from serve_app.contract import Cause
-from serve_app.deploy import _READ_AHEAD, _REPLACED, _Unhurried, _worker_options, build
+from serve_app.deploy import _READ_AHEAD, _REPLACED, _BoundedReceive, _worker_options, build
 from serve_app.errors import SettingsError
 from serve_app.settings import Settings
 from tests.tables import each
@@ -157,7 +157,7 @@ async def test_serve_reads_a_body_no_faster_than_it_is_taken() -> None:
         read.append(next(left))
         return read[-1]
 
-    proxy = _Unhurried({"type": "http"}, receive, asyncio.get_running_loop())
+    proxy = _BoundedReceive({"type": "http"}, receive, asyncio.get_running_loop())
     fetching = proxy.fetch_until_disconnect_task()
     for taken in range(20):
         for _ in range(100):
