@@ -4,20 +4,32 @@ ingress/app.py                receives HTTP; api_keys.py: for which tenant
 ingress/validation/           refuses what is invalid: structure.py (size and shape of the JSON),
                               fields.py (the table of fields), bodies.py (limits and effects)
 ingress/inference.py          decides class, session and deadline: a Submission
+admission/limits.py           how many requests may wait, how large they are, how full Redis is;
+                              policy/overload.py: how long one would wait
 admission/admission.py        checks the limits; writes journal, body and queue entry together, and
                               only then is the request accepted
 request_queue.py              the queue of each class, as Redis Streams
-dispatch/dispatcher.py        claims while engines have capacity; policy/order.py: which is next;
-                              unserved.py ends those whose model nobody serves any more
+dispatch/dispatcher.py        claims while engines have capacity; unserved.py ends those whose model
+                              nobody serves any more
+policy/order.py               which is next; classes.py: of which class and tenant; prediction.py:
+                              how long its answer will be
 dispatch/attempts.py          carries a request to its end: calls a worker until it has answered, is
                               lost or given up: what follows a lost attempt, when it is poison
 policy/placement.py           chooses the replica; cluster/direct_calls.py calls it, or, through
                               cluster/serve_router.py, Ray Serve
 workers/replica.py            execute(request_id, epoch): opens an attempt and runs the engine; how
                               many sequences the engine takes
+workers/replay.py             reads what older attempts produced; continuation.py continues it
+workers/vllm_engine.py        runs vLLM's engine and its own server app; engine.py: any engine
+workers/request_body.py       the request as vLLM's server takes it; grammars.py: of what shape its
+                              answer is
+workers/resumable.py          takes the place of vLLM's engine client: records outputs, replays them
+workers/chunks.py             writes the chunks of a stream; determinism.py: with the same ids and
+                              times in every attempt
 workers/attempt.py            engine outputs and response bytes become journal entries, up to the
                               attempt's stop
-workers/replay.py             reads what older attempts produced; continuation.py continues it
+journal/attempt_log.py        what an attempt has produced, and what Redis has accepted of it
+journal/entries.py            how entries and wake-ups are stored; events.py: the events in them
 journal/writer.py             fenced appends, group commit, wake-ups
 journal/followers.py          passes accepted entries to the connections; reader.py interprets them
 ingress/exchange.py           forwards the bytes to the client; disconnects.py: what happens when it
