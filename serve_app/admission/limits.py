@@ -39,6 +39,7 @@ from serve_app.policy.tenants import (
     check_size,
     month_of,
 )
+from serve_app.redis.configuration import warnings_of_size
 from serve_app.redis.replies import Memory
 from serve_app.request_queue import Depth, QueueDepths
 from serve_app.settings import Settings
@@ -100,11 +101,12 @@ class MemoryLimit:
         written = sum(heapq.nlargest(places, outputs_bytes))
         self._reserved_bytes = written + (sum(outputs_bytes) - written) // _PACKED
         self._places = places - len(outputs_bytes)
-        warnings = () if memory is None else self._what_is_wrong(memory)
+        most_bytes = self._settings.ingress.max_body_bytes
+        warnings = warnings_of_size(memory, self.room_bytes, most_bytes) if memory else []
         for warning in warnings:
             if warning not in self.warnings:
                 log.warning("Redis: %s", warning)
-        self.warnings = warnings
+        self.warnings = tuple(warnings)
 
     def most_of_one(self, output_bytes: int) -> int:
         """What is reserved for an answer: no more than it may have, nor than a few can have."""
@@ -139,15 +141,6 @@ class MemoryLimit:
 
     def answered(self, cost_bytes: int) -> None:
         self._on_their_way_bytes -= cost_bytes
-
-    def _what_is_wrong(self, memory: Memory) -> tuple[str, ...]:
-        needed_bytes, room = 4 * self._settings.ingress.max_body_bytes, self.room_bytes
-        if not memory.limit_bytes or needed_bytes <= room:
-            return ()
-        return (
-            f"maxmemory is {memory.limit_bytes:,} bytes, of which requests may use {room:,.0f}, "
-            f"too few for four bodies of ingress.max_body_bytes ({needed_bytes:,}): raise it",
-        )
 
 
 @dataclass(slots=True, eq=False)

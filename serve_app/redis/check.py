@@ -23,15 +23,10 @@ from serve_app import timings
 from serve_app.clock import SYSTEM, Clock
 from serve_app.errors import AnswerLost, RedisRefuses, RedisUnavailable, RefusedForNow
 from serve_app.loops import Loops, jittered
+from serve_app.redis.configuration import warnings
 from serve_app.redis.connection import Command, RespConnection, connect, tls_context
 from serve_app.redis.keyspace import service_key, trial_channel, trial_key
-from serve_app.redis.replies import (
-    check_passes,
-    check_refused,
-    owned_by_another,
-    parse_info,
-    warnings,
-)
+from serve_app.redis.replies import check_passes, check_refused, owned_by_another, parse_info
 from serve_app.settings import RedisSettings
 
 

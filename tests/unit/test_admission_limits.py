@@ -12,7 +12,8 @@ from serve_app.admission.limits import AdmissionLimits, MemoryLimit, WaitingRequ
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
 from serve_app.policy.overload import Asked
-from serve_app.redis.replies import FIELDS, Memory, parse_info, warnings
+from serve_app.redis.configuration import FIELDS, warnings
+from serve_app.redis.replies import Memory, parse_info
 from serve_app.request_queue import Depth
 from serve_app.settings import Settings
 from tests.tables import each

@@ -22,6 +22,7 @@ MODULES = {name.replace("/", "."): path for path, name in NAMES.items()}
 
 PURE = (
     "serve_app.settings",
+    "serve_app.redis.configuration",
     "serve_app.redis.keyspace",
     "serve_app.redis.replies",
     "serve_app.clock",
