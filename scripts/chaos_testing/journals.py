@@ -24,7 +24,8 @@ from scripts.chaos_testing.traffic import Told
 from serve_app import timings
 from serve_app.contract import FINAL
 from serve_app.journal.entries import entry_from_redis
-from serve_app.journal.usage import Row, Usage
+from serve_app.journal.ledger import Row
+from serve_app.journal.usage import Usage
 from serve_app.policy.classes import CLASSES
 from serve_app.redis.keyspace import journal_key, queue_key, usage_key, workers_key
 

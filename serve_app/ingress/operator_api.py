@@ -28,7 +28,7 @@ from serve_app.ingress.exchange import Exchanges
 from serve_app.ingress.objects import listing, not_found
 from serve_app.ingress.objects_api import Readers
 from serve_app.journal.entries import RequestFacts
-from serve_app.journal.usage import Row, Whose, sums
+from serve_app.journal.ledger import Row, Whose, sums
 from serve_app.policy.classes import BATCH, CLASSES
 from serve_app.policy.overload import Overload
 from serve_app.policy.tenants import Tenant

@@ -20,7 +20,7 @@ from serve_app.journal.entries import (
     following,
     opening_id,
 )
-from serve_app.journal.usage import Whose
+from serve_app.journal.ledger import Whose
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import (
     body_key,

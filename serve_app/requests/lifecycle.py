@@ -36,7 +36,8 @@ from serve_app.journal.entries import (
     flatten,
     wake_of,
 )
-from serve_app.journal.usage import Usage, Whose
+from serve_app.journal.ledger import Whose
+from serve_app.journal.usage import Usage
 from serve_app.policy.tenants import NO_LIMITS, Limits, Over, Standing, in_order
 from serve_app.policy.work import Work
 from serve_app.redis.connection import Command, Script

@@ -33,8 +33,8 @@ from serve_app.errors import Fenced, RedisUnavailable
 from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.entries import TERMINAL_ID, Entry
 from serve_app.journal.events import SEPARATOR
+from serve_app.journal.ledger import sums
 from serve_app.journal.reader import JournalReader
-from serve_app.journal.usage import sums
 from serve_app.journal.writer import JournalWriter
 from serve_app.policy.tenants import Limits, Reserved
 from serve_app.redis.keyspace import limits_key, running_key

@@ -10,7 +10,7 @@ import pytest
 
 from serve_app.contract import FINAL, Reason, State
 from serve_app.errors import Fenced
-from serve_app.journal.usage import Row, Whose, sums
+from serve_app.journal.ledger import Row, Whose, sums
 from serve_app.redis.keyspace import usage_key
 from serve_app.request_queue import QueueEntry
 from tests.journal.in_process import Door, door, in_process, settings_of

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from serve_app import timings
-from serve_app.journal.usage import sums
+from serve_app.journal.ledger import sums
 from tests.journal.cable import UNANSWERED, UNSENT, Cable
 from tests.journal.journal_helpers import (
     OPENED,

@@ -34,7 +34,7 @@ PURE = (
     "serve_app.cluster.members",
     "serve_app.batches.lines",
     "serve_app.webhooks.events",
-    *(f"serve_app.journal.{name}" for name in "entries events reader attempt_log".split()),
+    *(f"serve_app.journal.{name}" for name in "entries events reader attempt_log usage".split()),
     *(f"serve_app.ingress.validation.{name}" for name in "bodies fields structure".split()),
     *(module for module in MODULES if module.startswith("serve_app.policy.")),
 )
