@@ -50,10 +50,11 @@ from serve_app.ingress.validation.bodies import Validator
 from serve_app.journal.followers import Followers
 from serve_app.journal.writer import JournalWriter
 from serve_app.observability.ingress_metrics import BatchTelemetry, OrderTelemetry, TenantTelemetry
-from serve_app.policy.classes import ClassRules, TenantRules
+from serve_app.policy.classes import ClassRules
 from serve_app.policy.order import Rules
 from serve_app.policy.overload import Overload, OverloadRules
 from serve_app.policy.placement import Placement
+from serve_app.policy.tenant_lines import TenantRules
 from serve_app.redis.check import RedisWatch
 from serve_app.redis.link import RedisLink
 from serve_app.request_queue import QueueDepths, RequestQueue

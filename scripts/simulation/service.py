@@ -26,9 +26,10 @@ from serve_app.dispatch.attempts import StallTracker
 from serve_app.dispatch.dispatcher import Dispatcher
 from serve_app.errors import RequestRefused
 from serve_app.loops import Loops
-from serve_app.policy.classes import CLASSES, TenantRules, engine_priority
+from serve_app.policy.classes import CLASSES, engine_priority
 from serve_app.policy.order import DEFAULT_RULES
 from serve_app.policy.overload import Asked, Overload
+from serve_app.policy.tenant_lines import TenantRules
 from serve_app.policy.work import Work as AskedWork
 from serve_app.request_queue import QueueEntry
 from workers.replica import Window

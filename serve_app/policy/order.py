@@ -1,10 +1,10 @@
 """The order of work: how many sequences may run at the same time, which claimed request starts now,
 and what to claim next. Pure.
 
-Three questions, each answered by one policy: which class goes next, which of its tenants
-(`serve_app/policy/classes.py`), and which of that tenant's requests: one that must start soon to
-meet its deadline, else the one of the least rank, which is the time of its arrival and more for
-what it will probably cost (`prediction.py`). docs/order-of-work.md says what is promised.
+Three questions, each answered by one policy: which class goes next (`classes.py`), which of its
+tenants (`tenant_lines.py`), and which of that tenant's requests: one that must start soon to meet
+its deadline, else the one of the least rank, which is the time of its arrival and more for what it
+will probably cost (`prediction.py`). docs/order-of-work.md says what is promised.
 
 A request of a kind that has never ended may be endless. It counts as short if it is the only one of
 its kind, and such requests hold no more than half of the spare slots.
@@ -18,24 +18,17 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from serve_app.contract import CompletionStats, IngressLease
-from serve_app.policy.classes import (
-    BATCH,
-    CLASSES,
-    CRITICAL,
-    MOST_PROMPT_TOKENS,
-    URGENCY,
-    ClassOrder,
-    ClassRules,
-    Heap,
-    TenantLines,
-    TenantRules,
-    Waiting,
-)
+from serve_app.policy.classes import BATCH, CLASSES, CRITICAL, URGENCY, ClassOrder, ClassRules
 from serve_app.policy.overload import Expected
 from serve_app.policy.prediction import Estimated, LengthModel, Prediction, ServiceTimeModel
+from serve_app.policy.tenant_lines import Heap, TenantLines, TenantRules, Waiting
 
 C = TypeVar("C", bound=Estimated)
 
+_MOST_PROMPT_TOKENS = 131_072
+"""What counts of an estimate. Sixteen megabytes of text would be four million tokens, which the
+engine refuses at once.
+"""
 KV_FULL = 0.85
 """The share of an engine's KV cache beyond which it takes no more sequences. What is free beyond it
 is needed until the next reading.
@@ -421,7 +414,7 @@ def _alike(entry: Estimated) -> tuple[str, str]:
 
 def _prompt(entry: Estimated) -> int:
     """What counts of its prompts, of which it has at most one for each sequence."""
-    return min(entry.prompt_tokens, MOST_PROMPT_TOKENS * entry.sequences)
+    return min(entry.prompt_tokens, _MOST_PROMPT_TOKENS * entry.sequences)
 
 
 def _output(entry: Estimated, predicted: Prediction) -> float:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.policy.classes import TenantLines, TenantRules, Waiting
 from serve_app.policy.order import Rules
 from serve_app.policy.prediction import ServiceTimeModel
+from serve_app.policy.tenant_lines import TenantLines, TenantRules, Waiting
 from tests.unit.virtual_order import NEVER_MS, Entry, Served, VirtualService, cost, seeds
 
 CAPACITY, SPEED = 4, 1_000.0

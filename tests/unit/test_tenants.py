@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.policy.classes import TenantRules, VirtualCounters
+from serve_app.policy.classes import VirtualCounters
 from serve_app.policy.order import Rules
+from serve_app.policy.tenant_lines import TenantRules
 from tests.tables import each
 from tests.unit.virtual_order import Entry, Served, VirtualService, cost, seeds
 
