@@ -24,7 +24,7 @@ from serve_app.errors import HermesError, RedisUnavailable, Unreadable
 from serve_app.files.storage import StorageUnavailable
 from serve_app.journal.usage import Usage
 from serve_app.loops import backoff
-from serve_app.redis.connection import Command
+from serve_app.redis.connection import Command, as_arguments
 from serve_app.redis.keyspace import (
     batch_key,
     batch_leader_key,
@@ -190,14 +190,14 @@ class Leading:
     ) -> None:
         """A line goes on with another try."""
         keys = self._keys(batch, self._lines(batch))
-        await self._done("turn", *keys, given=(place, was, now, *_words(releasing)))
+        await self._done("turn", *keys, given=(place, was, now, *as_arguments(releasing)))
 
     async def mark(self, batch: Batch, segment: str, marked: Marked) -> None:
         """The results of these lines are in a segment in the storage."""
         keys = self._keys(batch, self._lines(batch), self._segments(batch))
         places = (len(marked.places), *marked.places)
         given = (segment, marked.completed, marked.failed, *marked.usage, *places)
-        await self._done("mark", *keys, given=(*given, *_words(marked.releasing)))
+        await self._done("mark", *keys, given=(*given, *as_arguments(marked.releasing)))
 
     async def close(self, batch: Batch, closed: Closed) -> Closed:
         """From now on no line is taken or marked. Returns how it was closed first."""
@@ -215,7 +215,7 @@ class Leading:
         facts, now_ms = batch.facts, self._clock.now_ms()
         given = (facts.id, *closed, unfinished, told, now_ms, lifetime_ms)
         its = f"{BATCH}.{closed.outcome}", facts.id, facts.tenant, now_ms, facts.webhook
-        telling_all = _words(telling(self._settings, *its))
+        telling_all = as_arguments(telling(self._settings, *its))
         await self._step("over", *self._keys(batch, *of_lines), given=(*given, *telling_all))
 
     async def forget(self, batch: Batch) -> None:
@@ -263,7 +263,3 @@ async def insist(batch: Batch, what: str, step: Callable[[], Awaitable[T]]) -> T
             log.log(level, "batch %s: cannot %s yet: %s", batch.facts.id, what, error)
         await asyncio.sleep(backoff(timings.BATCH_RETRY_S, failures))
     raise AssertionError("it counts without an end")
-
-
-def _words(commands: Sequence[Command]) -> list[object]:
-    return [word for command in commands for word in (len(command), *command)]

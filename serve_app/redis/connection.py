@@ -41,6 +41,11 @@ class Script(str):
         return made
 
 
+def as_arguments(commands: Sequence[Command]) -> list[object]:
+    """For a script that executes them: of each command the number of its words, and the words."""
+    return [word for command in commands for word in (len(command), *command)]
+
+
 class _Call(NamedTuple):
     """Commands whose replies are awaited."""
 

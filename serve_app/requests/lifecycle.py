@@ -40,7 +40,7 @@ from serve_app.journal.ledger import Whose
 from serve_app.journal.usage import Usage
 from serve_app.policy.tenants import NO_LIMITS, Limits, Over, Standing, in_order
 from serve_app.policy.work import Work
-from serve_app.redis.connection import Command, Script
+from serve_app.redis.connection import Command, Script, as_arguments
 from serve_app.redis.keyspace import (
     QUEUE_GROUP,
     body_key,
@@ -195,7 +195,7 @@ async def accept(
         twin = f"{facts.admitted_ms + lifetime_ms} {request_id} {facts.wake_channel}\n"
         given = [b"%d" % lifetime_ms, twin.encode()]
     script = ("EVAL", SCRIPT, len(keys), *keys, "accept", *given)
-    (reply,) = all_answered(await link.call([(*script, *_words(commands))]))
+    (reply,) = all_answered(await link.call([(*script, *as_arguments(commands))]))
     done, *used = reply if isinstance(reply, list) else [reply]
     standing = Standing(offer.limits, Over(used[0]), *used[1:]) if used else None
     joined = done.decode() if isinstance(done, bytes) else ""
@@ -255,12 +255,8 @@ def end(settings: Settings, ended: Ended, whose: Whose | None = None) -> Command
         summary.attempts,
         b"" if ended.from_outside else ended.terminal.used or _NOTHING,
         int(settings.journal.usage_retention_days * 24 * timings.HOUR_MS),
-        *_words(commands),
+        *as_arguments(commands),
     )
-
-
-def _words(commands: Sequence[Command]) -> list[object]:
-    return [word for command in commands for word in (len(command), *command)]
 
 
 # -- what else happens -----------------------------------------------------------------------------
