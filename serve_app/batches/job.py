@@ -528,5 +528,5 @@ class Job:
         return self._result(line, custom_id, refusal.status_at(path), refusal.body(path))
 
     def _result(self, line: Line, custom_id: str, status: int, body: bytes) -> Result:
-        text = answered_line(line.request_id, custom_id, status, body)
+        text = answered_line(self.batch.facts.id, line.request_id, custom_id, status, body)
         return Result(line.place, line.request_id, 200 <= status < 300, text)

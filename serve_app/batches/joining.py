@@ -97,7 +97,7 @@ async def _told(
         read = await parts.storage.read(batch.facts.input_path, begin, end)
         for row in span:
             line = read[row.offset - begin : row.offset - begin + row.length]
-            yield unanswered_line(asked_by(line).custom_id, closed.outcome)
+            yield unanswered_line(batch.facts.id, asked_by(line).custom_id, closed.outcome)
 
 
 def _runs(places: Sequence[int]) -> list[tuple[int, int]]:

@@ -321,25 +321,33 @@ def ids_in(output: Iterable[bytes]) -> set[bytes]:
     return {_digest(asked_by(line).custom_id.encode()) for line in output}
 
 
-def answered_line(request_id: str, custom_id: str, status: int, body: bytes) -> bytes:
+def answered_line(
+    batch_id: str, request_id: str, custom_id: str, status: int, body: bytes
+) -> bytes:
     """The line of the output file, or with an HTTP status above 299 of the error file. The id of
     the request is empty if it was refused.
     """
     response = {"status_code": status, "request_id": request_id, "body": _as_json(body)}
-    return _output(request_id, custom_id, response, None)
+    its = request_id or _unaccepted_id(batch_id, custom_id)
+    return _output(its, custom_id, response, None)
 
 
-def unanswered_line(custom_id: str, outcome: str) -> bytes:
+def unanswered_line(batch_id: str, custom_id: str, outcome: str) -> bytes:
     """The line of the error file for one that has no result when its batch is over; `outcome`:
     `expired` or `cancelled`.
     """
     error = {"code": f"batch_{outcome}", "message": _UNFINISHED[outcome]}
-    return _output("", custom_id, None, error)
+    return _output(_unaccepted_id(batch_id, custom_id), custom_id, None, error)
+
+
+def _unaccepted_id(batch_id: str, custom_id: str) -> str:
+    """For the id of a request that was not accepted; no other line of any batch has it."""
+    return f"req_{_digest(f'{batch_id} {custom_id}'.encode()).hex()}"
 
 
 def _output(request_id: str, custom_id: str, response: object, error: object) -> bytes:
     line = {
-        "id": f"batch_{request_id or f'req_{_digest(custom_id.encode()).hex()}'}",
+        "id": f"batch_{request_id}",
         "custom_id": custom_id,
         "response": response,
         "error": error,

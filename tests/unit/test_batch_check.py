@@ -118,8 +118,10 @@ async def test_a_tenant_gets_the_models_of_its_policy_and_its_tokens(w: World) -
 async def test_a_batch_that_goes_on_has_the_lines_of_the_error_file(w: World) -> None:
     text = b"".join(line(str(n)) for n in range(100))
     await w.write(text)
-    failed = [answered_line("", str(n), 400, b'{"error": {}}') for n in range(0, 100, 10)]
-    await w.write(b"".join([*failed, unanswered_line("99", "expired")]), FAILED)
+    failed = [
+        answered_line("batch_a", "", str(n), 400, b'{"error": {}}') for n in range(0, 100, 10)
+    ]
+    await w.write(b"".join([*failed, unanswered_line("batch_a", "99", "expired")]), FAILED)
     batch = batch_of(retried_path=FAILED)
     assert (await w.checks.check(batch)).lines == 11
     assert await w.ids(batch, text, 0, 11) == [*map(str, range(0, 100, 10)), "99"]

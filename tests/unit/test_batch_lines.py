@@ -235,7 +235,7 @@ def test_whatever_bytes_come_are_checked(pieces: list[bytes]) -> None:
 
 
 def test_an_output_line_is_as_openai_has_it() -> None:
-    made = lines.answered_line("req_1", "é", 200, b'{"a":\n 1}')
+    made = lines.answered_line("batch_1", "req_1", "é", 200, b'{"a":\n 1}')
     assert made.endswith(b"\n")
     assert made.count(b"\n") == 1
     assert json.loads(made) == {
@@ -247,17 +247,26 @@ def test_an_output_line_is_as_openai_has_it() -> None:
 
 
 def test_an_answer_that_is_no_json_is_a_text() -> None:
-    made = lines.answered_line("req_1", "a", 502, b"<html>\n\xff")
+    made = lines.answered_line("batch_1", "req_1", "a", 502, b"<html>\n\xff")
     assert json.loads(made)["response"]["body"] == "<html>\n\ufffd"
 
 
 @each("outcome", ["expired", "cancelled"])
 def test_a_line_without_a_result_says_why(outcome: str) -> None:
-    one, other = (json.loads(lines.unanswered_line(name, outcome)) for name in "ab")
+    one = json.loads(lines.unanswered_line("batch_1", "a", outcome))
     assert (one["custom_id"], one["response"]) == ("a", None)
     assert one["error"]["code"] == f"batch_{outcome}"
-    assert one["id"].startswith("batch_req_")
-    assert one["id"] != other["id"]
+
+
+def test_each_line_without_a_request_has_an_id_of_its_own_over_all_batches() -> None:
+    named = [(batch, name) for batch in ("batch_1", "batch_2") for name in "ab"]
+    for made in (
+        [lines.unanswered_line(*its, "expired") for its in named],
+        [lines.answered_line(batch, "", name, 400, b"{}") for batch, name in named],
+    ):
+        ids = {json.loads(line)["id"] for line in made}
+        assert len(ids) == 4
+        assert all(one.startswith("batch_req_") for one in ids)
 
 
 def test_what_a_line_asks_is_its_body_as_it_was_sent() -> None:
