@@ -144,10 +144,17 @@ class Door:
         return [one.get_write_buffer_size() for one in transports]
 
     async def waiting(self, requests: int) -> list[str]:
-        """The ids of the waiting requests, once there are this many."""
+        """The ids of the waiting requests, once there are this many. Those that have ended may be
+        followed for a moment longer.
+        """
+
+        def ids() -> list[str]:
+            followed = self.ingress.followers._followers.items()
+            return [name for name, them in followed if any(not one.reader.ending for one in them)]
+
         await eventually(lambda: len(self.ingress.limits.waiting) == requests)
-        await eventually(lambda: len(self.ingress.followers.request_ids) == requests)
-        return self.ingress.followers.request_ids
+        await eventually(lambda: len(ids()) == requests)
+        return ids()
 
 
 class _Server(uvicorn.Server):

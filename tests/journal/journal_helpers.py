@@ -314,10 +314,12 @@ class PrivateRedis:
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
 
-    async def start(self) -> None:
-        """Start it on the same port, from the same append-only file."""
+    async def start(self, namespace: str = "*") -> None:
+        """Start it on the same port, from the same append-only file. `namespace`: whose keys the
+        service's user may use.
+        """
         self.pid = (
-            await asyncio.to_thread(redis_server.start, self._data, self.port, namespace="*")
+            await asyncio.to_thread(redis_server.start, self._data, self.port, namespace=namespace)
         ).pid
 
     def remember(self) -> None:

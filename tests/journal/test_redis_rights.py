@@ -100,10 +100,8 @@ async def test_an_outage_after_which_a_right_is_missing_does_not_end_as_ready(
         await eventually(lambda: ready(d))
         private_redis.kill()
         await eventually(lambda: not d.ingress.membership.reachable)
-        await private_redis.start()
-        async with rights(private_redis.url) as change:
-            await change("-xadd")
-            await eventually(partial(refuses, d, "xadd"))
+        await private_redis.start(namespace="others")
+        await eventually(partial(refuses, d, CHANNELS))
 
 
 async def test_a_right_that_a_request_lacks_is_told_after_that_request(
