@@ -11,8 +11,8 @@ admission/admission.py        checks the limits; writes journal, body and queue 
 request_queue.py              the queue of each class, as Redis Streams
 dispatch/dispatcher.py        claims while engines have capacity; unserved.py ends those whose model
                               nobody serves any more
-policy/order.py               which is next; classes.py: of which class and tenant; prediction.py:
-                              how long its answer will be
+policy/order.py               which is next; classes.py: of which class; tenant_lines.py: of which
+                              tenant; prediction.py: how long its answer will be
 dispatch/attempts.py          carries a request to its end: calls a worker until it has answered, is
                               lost or given up: what follows a lost attempt, when it is poison
 policy/placement.py           chooses the replica; cluster/direct_calls.py calls it, or, through
@@ -20,7 +20,8 @@ policy/placement.py           chooses the replica; cluster/direct_calls.py calls
 workers/replica.py            execute(request_id, epoch): opens an attempt and runs the engine; how
                               many sequences the engine takes
 workers/replay.py             reads what older attempts produced; continuation.py continues it
-workers/vllm_engine.py        runs vLLM's engine and its own server app; engine.py: any engine
+workers/vllm_engine.py        runs vLLM's engine and its own server app; engine.py: any engine;
+                              loop_watch.py ends a request that blocks the event loop
 workers/request_body.py       the request as vLLM's server takes it; grammars.py: of what shape its
                               answer is
 workers/resumable.py          takes the place of vLLM's engine client: records outputs, replays them
