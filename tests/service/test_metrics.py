@@ -11,7 +11,7 @@ import httpx
 
 from serve_app.local import ray_cluster
 from tests.chart.test_monitoring import EXPRESSIONS
-from tests.service.support import Metrics, Running, together
+from tests.service.support import CHAT, Metrics, Running, together
 from tests.waiting import until
 
 
@@ -72,6 +72,7 @@ def test_health_and_readiness_are_told(service: Running) -> None:
 
 def test_the_dashboard_and_the_alerts_ask_for_what_is_on_the_live_pages(service: Running) -> None:
     service.ask(tokens=2)
+    assert service.http.post(CHAT, json={}).status_code == 400  # refusals have a panel
     wanted = {
         name
         for _, text in EXPRESSIONS
