@@ -2,6 +2,7 @@
 leave.
 """
 
+import random
 import re
 import time
 from argparse import Namespace
@@ -19,7 +20,8 @@ from .run import Load, RequestMaker, SystemFailed, fetch, put
 from .systems import System
 
 _PER_S = 6.0
-_LINES, _LINE_TOKENS = 5_000, 256
+_LINES, _LINE_TOKENS = 5_000, (32, 480)
+"""Equal lines would begin and end all together, and free no slot in between."""
 _LOOK_EVERY_S, _WITHIN_S, _WARM_USERS = 0.2, 120.0, 4
 _ALONE, _BESIDE = "alone", "beside a batch"
 _ENDED = re.compile(r'^hermes_requests_ended_total\{[^}]*class="batch"[^}]*\} (\S+)$', re.MULTILINE)
@@ -43,7 +45,8 @@ MEASURES = {
 @contextmanager
 def a_batch(system: System, maker: RequestMaker) -> Iterator[None]:
     """One runs meanwhile, with more lines than there is time for."""
-    bodies = (msgspec.json.decode(maker.next(_LINE_TOKENS)) for _ in range(_LINES))
+    rng = random.Random(_LINES)
+    bodies = (msgspec.json.decode(maker.next(rng.randint(*_LINE_TOKENS))) for _ in range(_LINES))
     lines = [
         {
             "custom_id": f"{number}",
