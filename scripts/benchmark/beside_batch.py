@@ -14,7 +14,7 @@ import httpx
 import msgspec
 import uvloop
 
-from .measurement import Row, describe, maker_for, wanted_chars, warm_up
+from .measurement import OF_REQUESTS, Row, describe, maker_for, wanted_chars, warm_up
 from .report import Column, heading, line, ratio_table, ratios, summary, write_document
 from .run import Load, RequestMaker, SystemFailed, fetch, put
 from .systems import System
@@ -27,12 +27,7 @@ _ALONE, _BESIDE = "alone", "beside a batch"
 _ENDED = re.compile(r'^hermes_requests_ended_total\{[^}]*class="batch"[^}]*\} (\S+)$', re.MULTILINE)
 
 COLUMNS = (
-    Column("requests", lambda row: row.requests),
-    Column("errors", lambda row: row.errors),
-    Column("TTFT p50 ms", lambda row: row.ttft.p50_ms, spread=True),
-    Column("p99", lambda row: row.ttft.p99_ms, spread=True),
-    Column("end-to-end p50 ms", lambda row: row.end_to_end.p50_ms, spread=True),
-    Column("p99", lambda row: row.end_to_end.p99_ms, spread=True),
+    *OF_REQUESTS,
     Column("lines/s", lambda row: row.lines_per_s, ".1f", spread=True),
 )
 MEASURES = {

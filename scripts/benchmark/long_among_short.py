@@ -12,7 +12,7 @@ from itertools import islice
 import uvloop
 
 from .batchers import Batcher, alike
-from .measurement import Row, describe, maker_for, wanted_chars, warm_up
+from .measurement import OF_REQUESTS, Row, describe, maker_for, wanted_chars, warm_up
 from .options import SLOTS
 from .report import Column, heading, line, ratio_table, ratios, summary, write_document
 from .run import HttpEndpoint, Load, RequestMaker, Run, put
@@ -25,12 +25,7 @@ _ALONE, _BESIDE = "short alone", "short beside long"
 
 
 COLUMNS = (
-    Column("requests", lambda row: row.requests),
-    Column("errors", lambda row: row.errors),
-    Column("TTFT p50 ms", lambda row: row.ttft.p50_ms, spread=True),
-    Column("p99", lambda row: row.ttft.p99_ms, spread=True),
-    Column("end-to-end p50 ms", lambda row: row.end_to_end.p50_ms, spread=True),
-    Column("p99", lambda row: row.end_to_end.p99_ms, spread=True),
+    *OF_REQUESTS,
     Column("long s", lambda row: row.long_s, ".1f", spread=True),
 )
 MEASURES = {

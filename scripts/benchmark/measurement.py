@@ -87,6 +87,17 @@ Subject = TypeVar("Subject")
 Measured = TypeVar("Measured")
 
 
+OF_REQUESTS = (
+    Column("requests", lambda row: row.requests),
+    Column("errors", lambda row: row.errors),
+    Column("TTFT p50 ms", lambda row: row.ttft.p50_ms, spread=True),
+    Column("p99", lambda row: row.ttft.p99_ms, spread=True),
+    Column("end-to-end p50 ms", lambda row: row.end_to_end.p50_ms, spread=True),
+    Column("p99", lambda row: row.end_to_end.p99_ms, spread=True),
+)
+"""Of requests that have something beside them."""
+
+
 def take_turns(
     columns: Sequence[Column],
     loads: Sequence[Load],
