@@ -31,13 +31,15 @@ workers/attempt.py            engine outputs and response bytes become journal e
                               attempt's stop
 journal/attempt_log.py        what an attempt has produced, and what Redis has accepted of it
 journal/entries.py            how entries and wake-ups are stored; events.py: the events in them
-journal/writer.py             fenced appends, group commit, wake-ups
-journal/followers.py          passes accepted entries to the connections; reader.py interprets them
+workers/journal_writer.py     fenced appends, group commit, wake-ups
+ingress/followers.py          passes accepted entries to the connections; journal/reader.py
+                              interprets them
 ingress/exchange.py           forwards the bytes to the client; disconnects.py: what happens when it
                               leaves
 ingress/client_connections.py the server's side of HTTP, and who does not read
 requests/lifecycle.lua        the steps of a request's life: accept, record, end; lifecycle.py sends
                               them, with what else happens then, and reads the record
+requests/store.py             reads journals, and what belongs to them
 requests/endings.py           ends requests without a worker (cancelled, deadline passed, given up);
                               dead_letters.py keeps what was given up
 

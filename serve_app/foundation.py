@@ -8,13 +8,13 @@ import gc
 
 from serve_app import timings
 from serve_app.clock import RedisClock
-from serve_app.journal.store import JournalStore
 from serve_app.loops import Loops
 from serve_app.observability.logs import configure_logging
 from serve_app.observability.metrics import Activity, Telemetry
 from serve_app.observability.metrics_pages import Snapshots
 from serve_app.observability.tracing import Tracing
 from serve_app.redis.link import RedisLink
+from serve_app.requests.store import JournalStore
 from serve_app.settings import Settings
 
 

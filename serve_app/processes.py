@@ -43,12 +43,11 @@ from serve_app.ingress.connection_limits import ConnectionLimits, Uploads
 from serve_app.ingress.conversations import Conversations
 from serve_app.ingress.disconnects import Disconnects
 from serve_app.ingress.exchange import ExchangeParts, Exchanges
+from serve_app.ingress.followers import Followers
 from serve_app.ingress.inference import InferenceEndpoint, Submissions
 from serve_app.ingress.operator_api import Capacity
 from serve_app.ingress.status import MetricsPage, Readiness
 from serve_app.ingress.validation.bodies import Validator
-from serve_app.journal.followers import Followers
-from serve_app.journal.writer import JournalWriter
 from serve_app.observability.ingress_metrics import BatchTelemetry, OrderTelemetry, TenantTelemetry
 from serve_app.policy.classes import ClassRules
 from serve_app.policy.order import Rules
@@ -64,6 +63,7 @@ from serve_app.settings import Settings
 from serve_app.webhooks.outbox import Outbox
 from serve_app.webhooks.sender import Sender
 from workers.engine import Engine
+from workers.journal_writer import JournalWriter
 from workers.loop_watch import LoopWatch
 from workers.replica import WorkerReplica
 from workers.simulated_engine import SimulatedEngine

@@ -31,13 +31,13 @@ from serve_app.errors import Fenced, RedisUnavailable
 from serve_app.foundation import Foundation
 from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.entries import AttemptFacts, Entry, RequestFacts, decode_facts, decode_line
-from serve_app.journal.writer import JournalWriter
 from serve_app.observability.logs import about
 from serve_app.observability.tracing import Facts
 from serve_app.policy.order import KV_FULL, spare_slots
 from serve_app.policy.scaling import load
 from workers.attempt import Attempt, EngineFailed, current
 from workers.engine import Engine, EngineHealth
+from workers.journal_writer import JournalWriter
 from workers.loop_watch import LoopWatch
 from workers.replay import recorded
 

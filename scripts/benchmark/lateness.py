@@ -16,11 +16,11 @@ from scripts.simulation import virtual_time
 from serve_app.clock import RedisClock
 from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.entries import AttemptFacts, RequestFacts, RequestLine
-from serve_app.journal.writer import JournalWriter
 from serve_app.observability.metrics import Telemetry
 from serve_app.settings import Settings
 from workers import simulated_engine
 from workers.attempt import Attempt
+from workers.journal_writer import JournalWriter
 
 STEPS_MS = (10, 25, 33)
 _FIRST_S, _ENDS_S = 1.0, 4.0

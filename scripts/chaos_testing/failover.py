@@ -27,17 +27,17 @@ from typing import NamedTuple
 from scripts.chaos_testing.sentinels import Sentinels
 from serve_app.contract import State
 from serve_app.errors import RedisUnavailable
+from serve_app.ingress.followers import Follower, Followers
 from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.entries import AttemptFacts, Entry, Head, RequestFacts, RequestLine, Summary
-from serve_app.journal.followers import Follower, Followers
-from serve_app.journal.store import JournalStore
-from serve_app.journal.writer import JournalWriter
 from serve_app.local import ports, processes, surroundings
 from serve_app.local.environment import ROOT
 from serve_app.policy.work import Work
 from serve_app.redis.link import RedisLink
 from serve_app.requests.lifecycle import Offer, accept
+from serve_app.requests.store import JournalStore
 from serve_app.settings import Settings
+from workers.journal_writer import JournalWriter
 
 _STREAMS, _EVENTS_PER_S = 16, 50.0
 _HEAD = Head(200, [("content-type", "text/event-stream")])

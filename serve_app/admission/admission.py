@@ -21,7 +21,6 @@ from serve_app.contract import Reason
 from serve_app.errors import AnswerLost, RedisUnavailable, RequestRefused
 from serve_app.foundation import Foundation
 from serve_app.journal.entries import RequestFacts, RequestLine
-from serve_app.journal.store import Kept
 from serve_app.observability.ingress_metrics import TenantTelemetry
 from serve_app.observability.logs import about
 from serve_app.policy.overload import Asked
@@ -29,6 +28,7 @@ from serve_app.policy.tenants import NO_LIMITS, Limits, Standing
 from serve_app.policy.work import Work, output_bytes, writes_tokens
 from serve_app.requests.idempotency import KeyedRequests, Outrun, digest
 from serve_app.requests.lifecycle import Answer, Offer, accept
+from serve_app.requests.store import Kept
 
 log = logging.getLogger("hermes.ingress")
 

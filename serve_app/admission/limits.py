@@ -26,7 +26,6 @@ from serve_app import timings
 from serve_app.contract import COUNTING, Reason
 from serve_app.errors import RedisUnavailable, RequestRefused
 from serve_app.journal.entries import RequestFacts
-from serve_app.journal.store import Kept
 from serve_app.loops import jittered
 from serve_app.policy.overload import Asked, Expected, Overload
 from serve_app.policy.tenants import (
@@ -42,6 +41,7 @@ from serve_app.policy.tenants import (
 from serve_app.redis.configuration import warnings_of_size
 from serve_app.redis.replies import Memory
 from serve_app.request_queue import Depth, QueueDepths
+from serve_app.requests.store import Kept
 from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.ingress")

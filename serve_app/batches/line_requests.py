@@ -22,7 +22,6 @@ from serve_app.ingress.exchange import Exchange, Exchanges
 from serve_app.ingress.inference import Submissions
 from serve_app.ingress.validation.bodies import Validator
 from serve_app.journal.reader import Ending
-from serve_app.journal.store import JournalStore
 from serve_app.journal.usage import Usage
 from serve_app.policy.classes import BATCH
 from serve_app.policy.tenants import Limits, Tenant
@@ -33,6 +32,7 @@ from serve_app.redis.replies import all_answered
 from serve_app.requests.endings import Endings
 from serve_app.requests.idempotency import first_id
 from serve_app.requests.lifecycle import retaining
+from serve_app.requests.store import JournalStore
 from serve_app.settings import Settings
 
 _LARGE_AT_ONCE = 4

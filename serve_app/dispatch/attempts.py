@@ -28,7 +28,6 @@ from serve_app.contract import (
 from serve_app.errors import RedisUnavailable, Unreadable
 from serve_app.foundation import Foundation
 from serve_app.journal.entries import REQUEST_ID
-from serve_app.journal.store import JournalStore
 from serve_app.loops import backoff, first, jittered
 from serve_app.observability.logs import Outage, about
 from serve_app.observability.tracing import CLIENT, Facts
@@ -41,6 +40,7 @@ from serve_app.request_queue import QueueEntry, RequestQueue
 from serve_app.requests.dead_letters import DeadLetters
 from serve_app.requests.endings import Endings
 from serve_app.requests.lifecycle import Record
+from serve_app.requests.store import JournalStore
 
 log = logging.getLogger("hermes.dispatcher")
 

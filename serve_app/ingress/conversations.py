@@ -17,7 +17,7 @@ from serve_app.contract import Reason, State, request_of_item
 from serve_app.errors import RedisUnavailable, RequestRefused
 from serve_app.ingress.objects import RESPONSE, fields_of, input_items, not_found, response_in
 from serve_app.journal.entries import Entry
-from serve_app.journal.store import JournalStore
+from serve_app.requests.store import JournalStore
 
 _PARAM = "previous_response_id"
 _MOST_RESPONSES = 128

@@ -21,8 +21,8 @@ from serve_app.cluster.members import Members
 from serve_app.contract import Reason, State
 from serve_app.errors import RedisUnavailable
 from serve_app.foundation import Foundation
+from serve_app.ingress.followers import Follower, Followers
 from serve_app.journal.entries import RequestFacts
-from serve_app.journal.followers import Follower, Followers
 from serve_app.loops import ended
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import readers_key

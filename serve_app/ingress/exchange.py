@@ -40,10 +40,10 @@ from serve_app.errors import (
 from serve_app.ingress.client_connections import PUSH, Push
 from serve_app.ingress.connection_limits import ConnectionLimit
 from serve_app.ingress.disconnects import Disconnects
+from serve_app.ingress.followers import Follower, Followers
 from serve_app.ingress.objects import unanswered_response
 from serve_app.journal.entries import Head, RequestFacts
 from serve_app.journal.events import COMMENT, SEPARATOR, after_event, body_event, error_events
-from serve_app.journal.followers import Follower, Followers
 from serve_app.loops import ended
 from serve_app.observability.logs import about
 from serve_app.policy.tenants import Standing

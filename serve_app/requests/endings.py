@@ -17,12 +17,12 @@ from serve_app.contract import Reason, State
 from serve_app.errors import Unreadable
 from serve_app.journal.entries import Entry, RequestFacts, Summary
 from serve_app.journal.ledger import Whose
-from serve_app.journal.store import JournalStore
 from serve_app.loops import Loops, repeat
 from serve_app.observability.logs import Outage, about
 from serve_app.observability.metrics import Telemetry
 from serve_app.request_queue import QueueDepths, QueueEntry
 from serve_app.requests.lifecycle import Ended, Record
+from serve_app.requests.store import JournalStore
 
 log = logging.getLogger("hermes.endings")
 

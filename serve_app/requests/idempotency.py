@@ -16,7 +16,6 @@ from serve_app import timings
 from serve_app.contract import State
 from serve_app.errors import LASTING
 from serve_app.journal.entries import Entry, RequestFacts
-from serve_app.journal.store import JournalStore
 from serve_app.policy.tenants import Standing
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import later_request_key
@@ -31,6 +30,7 @@ from serve_app.requests.lifecycle import (
     keep_ms,
     reading,
 )
+from serve_app.requests.store import JournalStore
 from serve_app.settings import Settings
 
 

@@ -13,8 +13,8 @@ from serve_app.clock import SystemClock
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import Execute, IngressLease
 from serve_app.ingress.exchange import Exchange
+from serve_app.ingress.followers import Follower
 from serve_app.journal.entries import RequestFacts
-from serve_app.journal.followers import Follower
 from serve_app.policy.tenants import Tenant
 from serve_app.processes import IngressProcess
 from serve_app.settings import Settings

@@ -40,7 +40,6 @@ from serve_app.files.files import File, Files
 from serve_app.files.storage import Storage
 from serve_app.journal.entries import Head, RequestFacts, Summary, decode_facts
 from serve_app.journal.usage import Usage
-from serve_app.journal.writer import JournalWriter
 from serve_app.loops import ended
 from serve_app.observability.ingress_metrics import BatchTelemetry
 from serve_app.policy.tenants import NO_LIMITS, Limits, Tenant
@@ -50,6 +49,7 @@ from serve_app.redis.link import RedisLink
 from tests.journal.in_process import ingress_process
 from tests.journal.journal_helpers import OPENED, World
 from tests.waiting import eventually
+from workers.journal_writer import JournalWriter
 
 REPLICA = OPENED.replica
 STILL: dict[str, Any] = {"ingress": {"disconnect_grace_s": 1e6, "lost_reader_grace_s": 0}}

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from serve_app.cluster.leases import Membership
 from serve_app.contract import AttemptResult, CallResult, CompletionStats, WorkerLost
 from serve_app.errors import Fenced
-from serve_app.journal.writer import JournalWriter
 from serve_app.processes import IngressProcess
 from tests.journal.in_process import ingress_process
 from tests.journal.journal_helpers import OPENED, World, add, complete
+from workers.journal_writer import JournalWriter
 
 REPLICA = OPENED.replica
 

@@ -17,6 +17,7 @@ from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 
 from serve_app.contract import State
+from serve_app.ingress.followers import Follower, Followers
 from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.entries import (
     AttemptFacts,
@@ -27,10 +28,7 @@ from serve_app.journal.entries import (
     Summary,
     entry_from_redis,
 )
-from serve_app.journal.followers import Follower, Followers
-from serve_app.journal.store import JournalStore
 from serve_app.journal.usage import Usage
-from serve_app.journal.writer import JournalWriter
 from serve_app.local import processes, redis_server
 from serve_app.observability.metrics import Telemetry
 from serve_app.policy.tenants import NO_LIMITS, Limits
@@ -42,9 +40,11 @@ from serve_app.request_queue import Depth, QueueDepths, RequestQueue
 from serve_app.requests.dead_letters import DeadLetters
 from serve_app.requests.endings import Endings
 from serve_app.requests.lifecycle import Offer, accept
+from serve_app.requests.store import JournalStore
 from serve_app.settings import Settings
 from tests import permits
 from tests.waiting import PATIENCE_S, eventually, until
+from workers.journal_writer import JournalWriter
 
 HEAD = Head(200, [("content-type", "text/event-stream")])
 OPENED = AttemptFacts("replica-1", "engine-1", 5)

@@ -20,12 +20,12 @@ from serve_app.dispatch.attempts import StallReason
 from serve_app.errors import Fenced
 from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.entries import AttemptFacts, decode_facts
-from serve_app.journal.writer import JournalWriter
 from serve_app.request_queue import QueueEntry
 from serve_app.requests.dead_letters import DeadLetter
 from tests.journal.admitting import StillIngress
 from tests.journal.journal_helpers import World
 from tests.turned_clock import TurnedClock
+from workers.journal_writer import JournalWriter
 
 POISON_AFTER = 3
 REPLICAS = [f"replica-{number}" for number in range(9)]

@@ -24,7 +24,6 @@ from serve_app.errors import (
     RequestRefused,
 )
 from serve_app.ingress.conversations import Conversations
-from serve_app.journal.writer import JournalWriter
 from serve_app.redis.connection import RespConnection, connect
 from serve_app.redis.link import RedisLink
 from serve_app.settings import RedisSettings, Settings
@@ -42,6 +41,7 @@ from tests.journal.journal_helpers import (
 )
 from tests.tables import each
 from tests.waiting import PATIENCE_S, eventually
+from workers.journal_writer import JournalWriter
 
 DIGITS_4301, BITS_65 = 10**4_300, 2**64
 UNSENDABLE = [DIGITS_4301, BITS_65, -(2**63) - 1, None, True, [1], "\ud800"]

@@ -15,10 +15,10 @@ import pytest
 from serve_app import timings
 from serve_app.contract import State, item_name
 from serve_app.journal.entries import Head, RequestFacts, Summary, decode_facts
-from serve_app.journal.writer import JournalWriter
 from tests.journal.in_process import Door, door
 from tests.journal.journal_helpers import OPENED, World
 from tests.tables import Failures
+from workers.journal_writer import JournalWriter
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}", "id": "fc_1"}
 THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": []}

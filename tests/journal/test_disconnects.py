@@ -15,7 +15,7 @@ from serve_app import timings
 from serve_app.cluster.members import Members
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
-from serve_app.journal.followers import Followers
+from serve_app.ingress.followers import Followers
 from serve_app.redis.keyspace import readers_key
 from tests.journal.admitting import StillIngress, admitting
 from tests.journal.cable import HANGING, UNANSWERED, UNSENT, Cable, behind

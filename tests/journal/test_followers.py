@@ -11,10 +11,11 @@ import pytest
 
 from serve_app import timings
 from serve_app.contract import Reason, State
-from serve_app.journal import followers, reader
+from serve_app.ingress import followers
+from serve_app.ingress.followers import Follower, Followers
+from serve_app.journal import reader
 from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.entries import Head, encode_wakes, wake_of
-from serve_app.journal.followers import Follower, Followers
 from tests.journal.journal_helpers import (
     OPENED,
     SUMMARY,

@@ -35,7 +35,6 @@ from serve_app.journal.entries import TERMINAL_ID, Entry
 from serve_app.journal.events import SEPARATOR
 from serve_app.journal.ledger import sums
 from serve_app.journal.reader import JournalReader
-from serve_app.journal.writer import JournalWriter
 from serve_app.policy.tenants import Limits, Reserved
 from serve_app.redis.keyspace import limits_key, running_key
 from serve_app.requests.lifecycle import Record
@@ -43,6 +42,7 @@ from tests.journal.cable import HANGING, LATE, RETRIED, UNANSWERED, UNSENT, Cabl
 from tests.journal.journal_helpers import FACTS, HEAD, OPENED, SUMMARY, World
 from tests.transcripts import transcript
 from tests.waiting import PATIENCE_S, eventually
+from workers.journal_writer import JournalWriter
 from workers.replay import recorded
 
 CANCELLED = (State.CANCELLED, Reason.CANCELLED)

@@ -12,7 +12,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from serve_app.journal.writer import JournalWriter
 from serve_app.loops import Loops
 from serve_app.observability.metrics import Telemetry
 from serve_app.observability.metrics_pages import Snapshots
@@ -28,6 +27,7 @@ from tests.journal.in_process import (
 from tests.journal.ingresses import ended, serving
 from tests.journal.journal_helpers import World
 from tests.waiting import eventually
+from workers.journal_writer import JournalWriter
 
 LATE = "hermes_event_loop_lag_seconds_count"
 

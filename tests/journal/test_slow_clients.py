@@ -21,7 +21,6 @@ from serve_app.ingress import client_connections
 from serve_app.ingress.client_connections import SlowReaders
 from serve_app.journal.entries import Head, RequestFacts, Summary, decode_facts
 from serve_app.journal.reader import _HOLD_BYTES
-from serve_app.journal.writer import JournalWriter
 from tests.journal.in_process import Door, door
 from tests.journal.journal_helpers import (
     HEAD,
@@ -37,6 +36,7 @@ from tests.journal.journal_helpers import (
 from tests.tables import Failures
 from tests.turned_clock import TurnedClock
 from tests.waiting import PATIENCE_S, eventually
+from workers.journal_writer import JournalWriter
 
 MIB = 1 << 20
 EVENTS = 24_000

@@ -14,7 +14,6 @@ from serve_app.contract import Reason, State
 from serve_app.errors import Fenced, RedisUnavailable
 from serve_app.journal import attempt_log
 from serve_app.journal.entries import TERMINAL_ID, EntryId, compress, decode_wakes
-from serve_app.journal.writer import JournalWriter
 from serve_app.settings.sections import EngineSettings
 from tests.journal.in_process import worker_process
 from tests.journal.journal_helpers import (
@@ -33,6 +32,7 @@ from tests.journal.journal_helpers import (
 )
 from tests.transcripts import transcript
 from tests.waiting import PATIENCE_S, eventually
+from workers.journal_writer import JournalWriter
 
 TERMINAL = str(TERMINAL_ID)
 LAST = "1-2"

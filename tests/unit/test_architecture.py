@@ -112,10 +112,10 @@ LAYERS = (
     (
         "serve_app.request_queue",
         "serve_app.requests",
-        "serve_app.journal",
         "serve_app.files",
         "serve_app.webhooks",
     ),
+    ("serve_app.journal",),
     ("serve_app.redis", "serve_app.observability", "serve_app.loops", "serve_app.policy"),
     (
         "serve_app.settings",
@@ -134,8 +134,6 @@ APART = (
     ("serve_app.dispatch", "workers"),
     ("serve_app.dispatch", "serve_app.admission"),
     ("serve_app.admission", "serve_app.dispatch"),
-    # A request can be submitted without a connection that follows it.
-    ("serve_app.admission", "serve_app.journal.followers"),
 )
 
 TESTS = sorted((ROOT / "tests").rglob("*.py"))

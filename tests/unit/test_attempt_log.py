@@ -25,9 +25,9 @@ from serve_app.journal.entries import (
     Summary,
     opening_id,
 )
-from serve_app.journal.writer import standing
 from tests.tables import each
 from tests.transcripts import transcript
+from workers.journal_writer import standing
 
 HEAD = Head(200, [("content-type", "text/event-stream")])
 SUMMARY = Summary(None, None, 1, 9)

@@ -23,6 +23,7 @@ from uvicorn.server import ServerState
 from serve_app import timings
 from serve_app.ingress.client_connections import PUSH, HttpProtocol
 from serve_app.ingress.exchange import Exchange, ExchangeParts
+from serve_app.ingress.followers import Follower, Followers
 from serve_app.journal.entries import (
     REQUEST_ID,
     TERMINAL_ID,
@@ -34,7 +35,6 @@ from serve_app.journal.entries import (
     encode_wakes,
     wake_of,
 )
-from serve_app.journal.followers import Follower, Followers
 from serve_app.settings import Settings
 from tests.tables import Failures, each
 from tests.waiting import eventually

@@ -21,12 +21,12 @@ from serve_app.contract import Reason, State
 from serve_app.errors import RedisUnavailable, Unreadable
 from serve_app.journal.entries import REQUEST_ID, Entry, EntryId, decode_wakes, entry_from_redis
 from serve_app.journal.reader import Ending, JournalReader
-from serve_app.journal.store import JournalStore
 from serve_app.loops import Loops, jittered
 from serve_app.observability.logs import Outage
 from serve_app.redis.connection import Command, RespConnection, connect
 from serve_app.redis.keyspace import wake_channel
 from serve_app.redis.replies import Reply, answered
+from serve_app.requests.store import JournalStore
 from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.journal")

@@ -34,7 +34,6 @@ from serve_app.journal.entries import (
     opening_id,
     wake_of,
 )
-from serve_app.journal.store import long_questions, with_body
 from serve_app.loops import Loops, backoff, ended
 from serve_app.observability.logs import Outage
 from serve_app.redis.connection import Command, RespConnection, connect
@@ -49,6 +48,7 @@ from serve_app.redis.replies import (
     is_refused_for_now,
 )
 from serve_app.requests.lifecycle import Ended, append, append_though_full, end
+from serve_app.requests.store import long_questions, with_body
 from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.journal")
