@@ -24,7 +24,7 @@ from serve_app.journal.entries import RequestFacts, RequestLine
 from serve_app.observability.ingress_metrics import TenantTelemetry
 from serve_app.observability.logs import about
 from serve_app.policy.overload import Asked
-from serve_app.policy.tenants import NO_LIMITS, Limits, Standing
+from serve_app.policy.tenant_limits import NO_LIMITS, Limits, Standing
 from serve_app.policy.work import Work, output_bytes, writes_tokens
 from serve_app.requests.idempotency import KeyedRequests, Outrun, digest
 from serve_app.requests.lifecycle import Answer, Offer, accept

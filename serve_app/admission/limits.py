@@ -28,7 +28,7 @@ from serve_app.errors import RedisUnavailable, RequestRefused
 from serve_app.journal.entries import RequestFacts
 from serve_app.loops import jittered
 from serve_app.policy.overload import Asked, Expected, Overload
-from serve_app.policy.tenants import (
+from serve_app.policy.tenant_limits import (
     BY_THE_MINUTE,
     NO_LIMITS,
     Limits,

@@ -24,7 +24,8 @@ from serve_app.ingress.validation.bodies import Validator
 from serve_app.journal.reader import Ending
 from serve_app.journal.usage import Usage
 from serve_app.policy.classes import BATCH
-from serve_app.policy.tenants import Limits, Tenant
+from serve_app.policy.tenant_limits import Limits
+from serve_app.policy.tenants import Tenant
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import body_key, journal_key, later_request_key, metadata_key
 from serve_app.redis.link import RedisLink

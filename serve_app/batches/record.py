@@ -21,7 +21,7 @@ from serve_app.clock import RedisClock
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused, decoding
 from serve_app.journal.usage import Usage
-from serve_app.policy.tenants import Limits
+from serve_app.policy.tenant_limits import Limits
 from serve_app.redis.connection import Script
 from serve_app.redis.keyspace import (
     batch_key,

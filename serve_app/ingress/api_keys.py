@@ -35,7 +35,8 @@ from serve_app.cluster.leases import KeyNotices
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused, SettingsError
 from serve_app.policy.classes import CLASSES, URGENCY
-from serve_app.policy.tenants import Limits, Role, Tenant
+from serve_app.policy.tenant_limits import Limits
+from serve_app.policy.tenants import Role, Tenant
 from serve_app.settings import DEFAULT_TENANT, AuthSettings
 from serve_app.settings.sections import MODEL_ALIAS, MODEL_NAME_CHARS, Section
 

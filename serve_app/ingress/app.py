@@ -37,7 +37,7 @@ from serve_app.ingress.validation.fields import INFERENCE_PATHS
 from serve_app.observability.ingress_metrics import TenantTelemetry
 from serve_app.observability.logs import about
 from serve_app.observability.metrics import Telemetry
-from serve_app.policy.tenants import HEADERS as LIMIT_HEADERS
+from serve_app.policy.tenant_limits import HEADERS as LIMIT_HEADERS
 from serve_app.policy.tenants import Role, Tenant
 from serve_app.settings import Settings
 

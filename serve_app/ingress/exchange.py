@@ -46,7 +46,7 @@ from serve_app.journal.entries import Head, RequestFacts
 from serve_app.journal.events import COMMENT, SEPARATOR, after_event, body_event, error_events
 from serve_app.loops import ended
 from serve_app.observability.logs import about
-from serve_app.policy.tenants import Standing
+from serve_app.policy.tenant_limits import Standing
 from serve_app.redis.check import RedisWatch
 from serve_app.requests.endings import Deadlines
 

@@ -57,7 +57,7 @@ import msgspec
 from serve_app import timings
 from serve_app.contract import Cause, Reason, State
 from serve_app.errors import Unreadable, decoding
-from serve_app.policy.tenants import Reserved
+from serve_app.policy.tenant_limits import Reserved
 
 MAX_ID_PART = 18_446_744_073_709_551_615
 

@@ -12,7 +12,7 @@ from serve_app.observability.metrics import Metrics
 from serve_app.policy.classes import CLASSES
 from serve_app.policy.order import Completion, Running, Scheduler
 from serve_app.policy.overload import Overload
-from serve_app.policy.tenants import MINUTE, Standing
+from serve_app.policy.tenant_limits import MINUTE, Standing
 
 _TENANTS = 50
 OTHER_TENANTS = "@other"

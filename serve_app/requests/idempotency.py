@@ -16,7 +16,7 @@ from serve_app import timings
 from serve_app.contract import State
 from serve_app.errors import LASTING
 from serve_app.journal.entries import Entry, RequestFacts
-from serve_app.policy.tenants import Standing
+from serve_app.policy.tenant_limits import Standing
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import later_request_key
 from serve_app.redis.link import RedisLink

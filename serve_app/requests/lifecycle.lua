@@ -19,7 +19,7 @@ accept  KEYS  none; or 1 the string of an idempotency key, 2 the journal of its 
               tokens that it takes, 1 if the minute counts it or 0, the limits in the order of `wanted`
               (0: none). Without a command behind it, nothing is accepted. It returns a list: the
               above, or -1 if nothing was accepted; the number of the limit that refuses or 0; and
-              the numbers of `Standing` (policy/tenants.py)
+              the numbers of `Standing` (policy/tenant_limits.py)
 leave   KEYS  1 twins
         ARGV  2 id, 3 lifetime (ms): no retry joins this request
         returns 1

@@ -38,7 +38,7 @@ from serve_app.journal.entries import (
 )
 from serve_app.journal.ledger import Whose
 from serve_app.journal.usage import Usage
-from serve_app.policy.tenants import NO_LIMITS, Limits, Over, Standing, in_order
+from serve_app.policy.tenant_limits import NO_LIMITS, Limits, Over, Standing, in_order
 from serve_app.policy.work import Work
 from serve_app.redis.connection import Command, Script, as_arguments
 from serve_app.redis.keyspace import (

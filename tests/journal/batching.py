@@ -42,7 +42,8 @@ from serve_app.journal.entries import Head, RequestFacts, Summary, decode_facts
 from serve_app.journal.usage import Usage
 from serve_app.loops import ended
 from serve_app.observability.ingress_metrics import BatchTelemetry
-from serve_app.policy.tenants import NO_LIMITS, Limits, Tenant
+from serve_app.policy.tenant_limits import NO_LIMITS, Limits
+from serve_app.policy.tenants import Tenant
 from serve_app.processes import IngressProcess
 from serve_app.redis.keyspace import batch_leader_key
 from serve_app.redis.link import RedisLink

@@ -31,7 +31,7 @@ from serve_app.journal.entries import (
 from serve_app.journal.usage import Usage
 from serve_app.local import processes, redis_server
 from serve_app.observability.metrics import Telemetry
-from serve_app.policy.tenants import NO_LIMITS, Limits
+from serve_app.policy.tenant_limits import NO_LIMITS, Limits
 from serve_app.policy.work import Work
 from serve_app.redis.keyspace import journal_key, queue_key, wake_channel
 from serve_app.redis.link import RedisLink

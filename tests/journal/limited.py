@@ -23,7 +23,7 @@ from serve_app.journal.entries import (
     encode_used,
 )
 from serve_app.journal.usage import Usage
-from serve_app.policy.tenants import MINUTE, Limits
+from serve_app.policy.tenant_limits import MINUTE, Limits
 from serve_app.policy.work import Work
 from serve_app.redis.keyspace import limits_key
 from serve_app.redis.replies import all_answered

@@ -18,7 +18,7 @@ from serve_app.batches.record import Batch, BatchState, new_batch_id
 from serve_app.errors import RedisUnavailable
 from serve_app.files.storage import StorageUnavailable
 from serve_app.journal.usage import Usage
-from serve_app.policy.tenants import NO_LIMITS
+from serve_app.policy.tenant_limits import NO_LIMITS
 from serve_app.redis.keyspace import batch_key
 from tests.journal.batching import STILL, Bench, Knife, bench
 from tests.journal.journal_helpers import PrivateRedis, World, world

@@ -19,7 +19,7 @@ from serve_app.batches.record import BatchState
 from serve_app.clock import RedisClock
 from serve_app.contract import Reason, State
 from serve_app.errors import RequestRefused
-from serve_app.policy.tenants import Limits
+from serve_app.policy.tenant_limits import Limits
 from serve_app.redis.keyspace import limits_key
 from tests.journal.batching import STILL, Bench, Knife, bench
 from tests.journal.journal_helpers import World

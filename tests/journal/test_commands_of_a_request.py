@@ -12,7 +12,8 @@ import pytest
 
 from serve_app import timings
 from serve_app.contract import AttemptResult, CallResult, CompletionStats, Reason, State
-from serve_app.policy.tenants import Limits, Tenant
+from serve_app.policy.tenant_limits import Limits
+from serve_app.policy.tenants import Tenant
 from serve_app.settings.webhooks import WebhookSettings
 from tests.journal.in_process import Door, calling, in_process, worker_process
 from tests.journal.journal_helpers import World

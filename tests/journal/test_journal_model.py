@@ -35,7 +35,7 @@ from serve_app.journal.entries import TERMINAL_ID, Entry
 from serve_app.journal.events import SEPARATOR
 from serve_app.journal.ledger import sums
 from serve_app.journal.reader import JournalReader
-from serve_app.policy.tenants import Limits, Reserved
+from serve_app.policy.tenant_limits import Limits, Reserved
 from serve_app.redis.keyspace import limits_key, running_key
 from serve_app.requests.lifecycle import Record
 from tests.journal.cable import HANGING, LATE, RETRIED, UNANSWERED, UNSENT, Cable, behind

@@ -14,7 +14,7 @@ import pytest
 
 from serve_app.admission.admission import Receipt
 from serve_app.errors import RequestRefused
-from serve_app.policy.tenants import MINUTE
+from serve_app.policy.tenant_limits import MINUTE
 from tests.journal.journal_helpers import PrivateRedis, World, world
 from tests.journal.limited import BEGIN_MS, STILL, Clients, clients_of
 

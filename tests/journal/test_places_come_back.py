@@ -14,7 +14,7 @@ from serve_app.admission.admission import Receipt
 from serve_app.contract import Reason, State
 from serve_app.errors import RedisUnavailable
 from serve_app.journal.entries import REQUEST_ID
-from serve_app.policy.tenants import MINUTE
+from serve_app.policy.tenant_limits import MINUTE
 from serve_app.redis.keyspace import limits_key, running_key
 from serve_app.request_queue import QueueEntry
 from tests.journal.journal_helpers import World

@@ -13,7 +13,8 @@ import pytest
 
 from serve_app.contract import Reason
 from serve_app.errors import RedisUnavailable
-from serve_app.policy.tenants import MINUTE, Limits, Standing, Tenant, month_of
+from serve_app.policy.tenant_limits import MINUTE, Limits, Standing, month_of
+from serve_app.policy.tenants import Tenant
 from serve_app.redis.keyspace import limits_key, twins_key
 from tests.journal.in_process import in_process, settings_of
 from tests.journal.journal_helpers import OPENED, World, add, added, world

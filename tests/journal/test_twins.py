@@ -21,7 +21,8 @@ from serve_app.contract import IngressLease, Reason, State
 from serve_app.errors import RequestRefused
 from serve_app.ingress.exchange import Exchange
 from serve_app.journal.entries import Entry
-from serve_app.policy.tenants import Limits, Tenant
+from serve_app.policy.tenant_limits import Limits
+from serve_app.policy.tenants import Tenant
 from serve_app.redis.keyspace import twins_key
 from serve_app.requests.lifecycle import Ended
 from tests.journal.admitting import StillIngress

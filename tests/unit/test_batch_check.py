@@ -17,7 +17,8 @@ from serve_app.batches.record import Batch, BatchFacts, BatchState
 from serve_app.contract import CHATS, RESPONSES, Reason
 from serve_app.files.storage import Storage
 from serve_app.ingress.validation.bodies import Validator
-from serve_app.policy.tenants import Limits, Tenant
+from serve_app.policy.tenant_limits import Limits
+from serve_app.policy.tenants import Tenant
 from serve_app.settings import Settings
 from tests.tables import each
 

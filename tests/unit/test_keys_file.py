@@ -11,7 +11,8 @@ import pytest
 from serve_app.errors import SettingsError
 from serve_app.ingress import api_keys
 from serve_app.ingress.api_keys import KeyFacts, parse, with_key, without_key
-from serve_app.policy.tenants import Limits, Role, Tenant
+from serve_app.policy.tenant_limits import Limits
+from serve_app.policy.tenants import Role, Tenant
 from tests.tables import each
 
 HASH, OTHER = (f"sha256:{digit * 64}" for digit in "ab")

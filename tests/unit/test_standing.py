@@ -10,7 +10,7 @@ import pytest
 
 from serve_app.contract import ANTHROPIC, MESSAGE, Reason
 from serve_app.journal.entries import RequestFacts
-from serve_app.policy.tenants import HEADERS, Limits, Over, Reserved, Standing, month_of
+from serve_app.policy.tenant_limits import HEADERS, Limits, Over, Reserved, Standing, month_of
 
 CHATS = "/v1/chat/completions"
 LIMITS = Limits(60, 1_000, 4, 500, 0, 10_000)

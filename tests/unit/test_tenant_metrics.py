@@ -8,7 +8,7 @@ from prometheus_client.samples import Sample
 from serve_app.contract import CompletionStats, Reason
 from serve_app.observability.ingress_metrics import OTHER_TENANTS, TenantTelemetry
 from serve_app.policy.classes import CLASSES
-from serve_app.policy.tenants import MINUTE, Limits, Over, Standing
+from serve_app.policy.tenant_limits import MINUTE, Limits, Over, Standing
 
 NOW = 29_000_000
 """A minute since 1970."""
