@@ -26,7 +26,7 @@ from serve_app.ingress.files_api import not_configured
 from serve_app.ingress.objects import fields_of, listing, not_found
 from serve_app.ingress.objects_api import Readers
 from serve_app.ingress.validation.bodies import Validator
-from serve_app.ingress.validation.fields import INFERENCE_PATHS, METADATA, Schema, check, compiled
+from serve_app.ingress.validation.fields import INFERENCE_PATHS, METADATA, Schema, check
 from serve_app.ingress.validation.structure import read
 from serve_app.policy.classes import BATCH
 from serve_app.policy.day_windows import DayWindow, duration_s
@@ -75,7 +75,6 @@ _CREATE: Schema = {
     "required": ["endpoint", "completion_window"],
     "properties": _FIELDS,
 }
-_COMPILED = compiled(_CREATE)
 _DESCRIBED = {
     "requestBody": {"required": True, "content": {"application/json": {"schema": _CREATE}}}
 }
@@ -309,7 +308,7 @@ def batch_object(batch: Batch) -> dict[str, Any]:
 def _asked(body: bytes, limits: RequestLimits) -> tuple[dict[str, Any], list[bytes]]:
     """What a body asks, and its inline requests as lines, with all that they say."""
     asked = read(body, limits)
-    check(asked, _COMPILED, limits)
+    check(asked, _CREATE, limits)
     for name in asked.keys() - _FIELDS.keys():
         raise invalid(f"Unknown parameter: '{name[:200]}'.", name[:200])
     asked = {name: value for name, value in asked.items() if value is not None}

@@ -37,7 +37,7 @@ from serve_app.ingress.objects import (
     unanswered_response,
     wanted_page,
 )
-from serve_app.ingress.validation.fields import METADATA, check, compiled
+from serve_app.ingress.validation.fields import METADATA, Schema, check
 from serve_app.ingress.validation.structure import read
 from serve_app.journal.entries import Entry, RequestFacts, RequestLine
 from serve_app.journal.events import last_event_id
@@ -47,9 +47,11 @@ from serve_app.requests.lifecycle import Record
 from serve_app.requests.store import JournalStore
 from serve_app.settings.limits import RequestLimits
 
-_UPDATE = compiled(
-    {"type": ["object"], "required": ["metadata"], "properties": {"metadata": METADATA}}
-)
+_UPDATE: Schema = {
+    "type": ["object"],
+    "required": ["metadata"],
+    "properties": {"metadata": METADATA},
+}
 _A_LOOK = 50
 """Requests of which one round trip reads the state."""
 _LOOKED_AT = 500

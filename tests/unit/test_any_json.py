@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import json
 from contextlib import suppress
+from typing import Any
 
 import hiredis
 
@@ -14,7 +15,7 @@ from serve_app.clock import RedisClock
 from serve_app.errors import RequestRefused
 from serve_app.ingress.inference import Submissions
 from serve_app.ingress.validation.bodies import check_context, parse
-from serve_app.ingress.validation.fields import INFERENCE_PATHS
+from serve_app.ingress.validation.fields import INFERENCE_PATHS, PATHS
 from serve_app.policy.tenants import Tenant
 from serve_app.request_queue import encode_entry
 from serve_app.settings import Settings
@@ -22,8 +23,7 @@ from tests.tables import Failures
 
 MODEL = "hermes-tiny"
 SUBMISSIONS = Submissions(Settings(), "wake", RedisClock())
-HELLO = [{"role": "user", "content": "Hello"}]
-GOOD = {"messages": HELLO, "prompt": "Hello", "input": "Hello", "tokens": [1, 2]}
+HELLO = {"role": "user", "content": "Hello"}
 FIELDS = (
     "model messages prompt input tokens stream stream_options temperature top_p top_k min_p "
     "max_tokens min_tokens n max_completion_tokens max_output_tokens best_of presence_penalty "
@@ -45,7 +45,7 @@ VALUES = [
     *(f"[{item}]" for item in ITEMS),
     *(
         f"[{', '.join([item] * 3_000)}]"
-        for item in ("null", "70000", '""', "{}", json.dumps(HELLO[0]))
+        for item in ("null", "70000", '""', "{}", json.dumps(HELLO))
     ),
     *("{" + f'"{name}": {item}' + "}" for name in NAMES for item in ITEMS[:9]),
     *(json.dumps([{"role": "user", "content": [{"type": kind, kind: "x"}]}]) for kind in NAMES),
@@ -55,6 +55,10 @@ HEADERS = (
     "x-request-id last-event-id"
 ).split()
 HEADER_VALUES = ["", "0", "-1", "nan", "1e400", "9" * 5_000, "1_000", "²", "standard", "é"]
+
+
+def good(path: str) -> dict[str, Any]:
+    return {"model": MODEL, **PATHS[path]["example"]}
 
 
 def submit(path: str, body: bytes, headers: dict[str, str]) -> None:
@@ -70,14 +74,14 @@ def submit(path: str, body: bytes, headers: dict[str, str]) -> None:
 def test_any_value_of_any_field_is_refused_or_taken() -> None:
     with Failures() as failures:
         for path, field, value in itertools.product(INFERENCE_PATHS, FIELDS, VALUES):
-            body = json.dumps({"model": MODEL, **GOOD})[:-1] + f', "{field}": {value}}}'
+            body = json.dumps(good(path))[:-1] + f', "{field}": {value}}}'
             with failures.of(path, field, value):
                 submit(path, body.encode(errors="surrogatepass"), {})
 
 
 def test_any_value_of_a_header_is_refused_or_taken() -> None:
-    body = json.dumps({"model": MODEL, **GOOD}).encode()
     with Failures() as failures:
         for path, name, value in itertools.product(INFERENCE_PATHS, HEADERS, HEADER_VALUES):
+            body = json.dumps(good(path)).encode()
             with failures.of(path, name, value):
                 submit(path, body, {"idempotency-key": "k", name: value})

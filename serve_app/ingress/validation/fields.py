@@ -16,7 +16,7 @@ from __future__ import annotations
 import operator
 import re
 import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ PATHS: Mapping[str, Mapping[str, Any]] = {
     path: {**_RULES["paths"][own.get("of", path)], **own} for path, own in _RULES["paths"].items()
 }
 INFERENCE_PATHS = tuple(PATHS)
-_SETTABLE = ("maximum", "maxItems", "maxLength", "maxRepeats")
+_SETTABLE = ("maximum", "maxItems", "maxLength", "maxProperties", "maxRepeats")
 """The keywords whose bound may be a setting."""
 
 
@@ -200,6 +200,15 @@ _WORDS = {
     "integer": "an integer",
     "number": "a number",
 }
+_KINDS = {
+    str: {"string"},
+    list: {"array"},
+    dict: {"object"},
+    bool: {"boolean"},
+    int: {"integer", "number"},
+    float: {"number"},
+    type(None): {"null"},
+}
 _BOUNDS: Mapping[str, tuple[Callable[[Any, Any], bool], str]] = {
     "minimum": (operator.ge, "greater than or equal to"),
     "exclusiveMinimum": (operator.gt, "greater than"),
@@ -213,159 +222,94 @@ _MAX_PLACE_CHARS = 200
 FieldPath = tuple[str | int, ...]
 
 
-class Walker:
-    """Checks values, and refuses the first that is wrong; a value that exceeds a setting before
-    anything in it is looked at. It knows what the table uses of JSON Schema; `type` is a list.
+def check(value: Any, schema: Schema, limits: RequestLimits, place: FieldPath = ()) -> None:
+    """Refuse the first value that is wrong; one that exceeds a bound before anything in it is
+    looked at. Of JSON Schema this knows what the table uses.
     """
-
-    def __init__(self, limits: RequestLimits) -> None:
-        self._limits = limits
-
-    def check(self, value: Any, schema: Schema, place: FieldPath = ()) -> None:
-        """Check a value by a schema that `compiled` returned."""
-        further = schema["further"].get(type(value), _WRONG)
-        if further is not None:
-            further(self, value, schema, place)
-
-    def _wrong_type(self, _: Any, schema: Schema, place: FieldPath) -> None:
+    if _KINDS[type(value)].isdisjoint(schema["type"]):
         raise _wrong(place, _must_be(schema))
-
-    def _check_number(self, value: float, schema: Schema, place: FieldPath) -> None:
-        for name, (holds, words) in _BOUNDS.items():
-            limit = self._bound(schema.get(name))
-            if limit is not None and not holds(value, limit):
-                raise _wrong(place, f"it should be {words} {limit}")
-
-    def _bound(self, bound: Any) -> Any:
-        return getattr(self._limits, bound) if isinstance(bound, str) else bound
-
-    def _check_text(self, text: str, schema: Schema, place: FieldPath) -> None:
-        most = schema.get("maxLength")
-        if isinstance(most, str):
-            self._check_length(text, schema, place)
-        elif most is not None and len(text) > most:
-            raise _wrong(place, f"it should have at most {most} characters")
-        if "enum" in schema and text not in schema["enum"]:
-            raise _wrong(place, _must_be(schema))
-        if "pattern" in schema and not re.fullmatch(schema["pattern"], text):
-            raise _wrong(place, f"it should match the pattern {schema['pattern']}")
-
-    def _check_length(self, text: str, schema: Schema, place: FieldPath) -> None:
-        most: int = self._bound(schema["maxLength"])
-        if len(text) > most:
-            name = written(place)
-            raise invalid(f"A text in '{name}' is longer than {most} characters.", name)
-        if "maxRepeats" in schema:
-            check_repeats(text, written(place), self._bound(schema["maxRepeats"]))
-
-    def _check_size(self, value: Collection[Any], schema: Schema, place: FieldPath) -> None:
-        if "maxItems" in schema and len(value) > (most := self._bound(schema["maxItems"])):
-            raise too_many(schema["of"], most, written(place))
-
-    def _check_array(self, value: list[Any], schema: Schema, place: FieldPath) -> None:
-        self._check_size(value, schema, place)
-        if "maxLength" in schema:
-            for text in value:
-                if isinstance(text, str):
-                    self._check_length(text, schema, place)
-        if len(value) < schema.get("minItems", 0):
-            expected = "Expected an array with at least one element."
-            raise _refusal(place, f"Invalid {{}}: empty array. {expected}")
-        if (items := schema.get("items")) is not None:
-            known = items["further"]
-            for index, item in enumerate(value):
-                further = known.get(type(item), _WRONG)
-                if further is not None:
-                    further(self, item, items, (*place, index))
-
-    def _check_object(self, value: Mapping[str, Any], schema: Schema, place: FieldPath) -> None:
-        self._check_size(value, schema, place)
-        if "oneOf" in schema:
-            schema = self._branch(value, schema["oneOf"], place)
-        properties = schema.get("properties", {})
-        kinds = properties.get("type", {}).get("enum")
-        if kinds and "type" in value and value["type"] not in kinds:
-            raise _wrong((*place, "type"), f"it must be {_one_of(kinds)}")
-        for name in schema.get("required", ()):
-            if name not in value:
-                raise _missing((*place, name))
-        few, many = (value, properties) if len(value) < len(properties) else (properties, value)
-        for name in few:
-            if name in many:
-                item, rule = value[name], properties[name]
-                further = rule["further"].get(type(item), _WRONG)
-                if further is not None:
-                    further(self, item, rule, (*place, name))
-        if "additionalProperties" in schema:
-            self._check_entries(value, schema, place)
-
-    def _branch(
-        self, value: Mapping[str, Any], branches: Sequence[Schema], place: FieldPath
-    ) -> Schema:
-        """The branch of a union whose `type` the value has, or that needs none."""
-        for branch in branches:
-            if "type" in value:
-                fits = value["type"] in branch["properties"]["type"]["enum"]
-            else:
-                fits = "type" not in branch["required"]
-            if fits:
-                return branch
-        if "type" not in value:
-            raise _missing((*place, "type"))
-        kinds = [kind for one in branches for kind in one["properties"]["type"]["enum"]]
-        raise _wrong((*place, "type"), f"it must be {_one_of(kinds)}")
-
-    def _check_entries(self, value: Mapping[str, Any], schema: Schema, place: FieldPath) -> None:
-        """Check an object whose names are the client's own."""
-        most = schema.get("maxProperties")
-        if most is not None and len(value) > most:
-            expected = f"Expected at most {most} entries, but got {len(value)} instead."
-            raise _refusal(place, f"Invalid {{}}: too many entries. {expected}")
-        for name, item in value.items():
-            self.check(name, schema["propertyNames"], (*place, name))
-            self.check(item, schema["additionalProperties"], (*place, name))
+    if isinstance(value, str):
+        _check_text(value, schema, limits, place)
+    elif isinstance(value, list):
+        _check_array(value, schema, limits, place)
+    elif isinstance(value, dict):
+        _check_object(value, schema, limits, place)
+    elif type(value) in (int, float):
+        for keyword, (holds, words) in _BOUNDS.items():
+            bound = _bound(schema, keyword, limits)
+            if bound is not None and not holds(value, bound):
+                raise _wrong(place, f"it should be {words} {bound}")
 
 
-_WRONG = Walker._wrong_type
-_FURTHER: Mapping[str, tuple[tuple[type, ...], Callable[..., None], Set[str]]] = {
-    "object": (
-        (dict,),
-        Walker._check_object,
-        {"maxItems", "oneOf", "properties", "required", "additionalProperties"},
-    ),
-    "array": ((list,), Walker._check_array, {"maxItems", "maxLength", "minItems", "items"}),
-    "string": ((str,), Walker._check_text, {"maxLength", "enum", "pattern"}),
-    "integer": ((int,), Walker._check_number, _BOUNDS.keys()),
-    "number": ((int, float), Walker._check_number, _BOUNDS.keys()),
-    "boolean": ((bool,), Walker._check_number, set()),
-    "null": ((type(None),), Walker._check_number, set()),
-}
-"""By type: how it is in Python, and what checks its keywords."""
+def _bound(schema: Schema, keyword: str, limits: RequestLimits) -> Any:
+    bound = schema.get(keyword)
+    return getattr(limits, bound) if isinstance(bound, str) else bound
 
 
-def compiled(schema: Schema) -> Schema:
-    """The schema, and in `further`, by Python's types, what is left to check of a value."""
-    further = {
-        python: check if keywords & schema.keys() else None
-        for kind in schema["type"]
-        for types, check, keywords in (_FURTHER[kind],)
-        for python in types
-    }
-    inner: dict[str, Any] = {
-        key: compiled(schema[key]) for key in ("items", "additionalProperties") if key in schema
-    }
-    if "properties" in schema:
-        inner["properties"] = {name: compiled(one) for name, one in schema["properties"].items()}
+def _check_text(text: str, schema: Schema, limits: RequestLimits, place: FieldPath) -> None:
+    _check_length(text, schema, limits, place)
+    if "enum" in schema and text not in schema["enum"]:
+        raise _wrong(place, _must_be(schema))
+    if "pattern" in schema and not re.fullmatch(schema["pattern"], text):
+        raise _wrong(place, f"it should match the pattern {schema['pattern']}")
+
+
+def _check_length(text: str, schema: Schema, limits: RequestLimits, place: FieldPath) -> None:
+    most = _bound(schema, "maxLength", limits)
+    if most is not None and len(text) > most:
+        raise _refusal(place, f"A text in {{}} is longer than {most} characters.")
+    if "maxRepeats" in schema:
+        check_repeats(text, written(place), _bound(schema, "maxRepeats", limits))
+
+
+def _check_array(value: list[Any], schema: Schema, limits: RequestLimits, place: FieldPath) -> None:
+    most = _bound(schema, "maxItems", limits)
+    if most is not None and len(value) > most:
+        raise too_many(schema["of"], most, written(place))
+    if len(value) < schema.get("minItems", 0):
+        expected = "Expected an array with at least one element."
+        raise _refusal(place, f"Invalid {{}}: empty array. {expected}")
+    if "maxLength" in schema:
+        for text in value:
+            if isinstance(text, str):
+                _check_length(text, schema, limits, place)
+    if "items" in schema:
+        for index, item in enumerate(value):
+            check(item, schema["items"], limits, (*place, index))
+
+
+def _check_object(
+    value: Mapping[str, Any], schema: Schema, limits: RequestLimits, place: FieldPath
+) -> None:
+    most = _bound(schema, "maxProperties", limits)
+    if most is not None and len(value) > most:
+        raise too_many("entries", most, written(place))
     if "oneOf" in schema:
-        inner["oneOf"] = [compiled(one) for one in schema["oneOf"]]
-    names = {"type": ["string"], **schema.get("propertyNames", {})}
-    inner["propertyNames"] = {**names, "further": {str: Walker._check_text}}
-    return {**schema, **inner, "further": further}
+        schema = _branch(value, schema["oneOf"], place)
+    properties = schema.get("properties", {})
+    for name, item in value.items():
+        if name in properties:
+            check(item, properties[name], limits, (*place, name))
+    for name in schema.get("required", ()):
+        if name not in value:
+            raise _missing((*place, name))
+    if "additionalProperties" in schema:  # the names are the client's own
+        names = {"type": ["string"], **schema.get("propertyNames", {})}
+        for name, item in value.items():
+            check(name, names, limits, (*place, name))
+            check(item, schema["additionalProperties"], limits, (*place, name))
 
 
-def check(value: Any, schema: Schema, limits: RequestLimits) -> None:
-    """Refuse a value that is not as a schema that `compiled` returned."""
-    Walker(limits).check(value, schema)
+def _branch(value: Mapping[str, Any], branches: Sequence[Schema], place: FieldPath) -> Schema:
+    """The branch of a union whose `type` the value has, or that needs none."""
+    kinds: list[str] = []
+    for branch in branches:
+        its = branch["properties"]["type"]["enum"]
+        if value["type"] in its if "type" in value else "type" not in branch["required"]:
+            return branch
+        kinds += its
+    place = (*place, "type")
+    raise _wrong(place, f"it must be {_one_of(kinds)}") if "type" in value else _missing(place)
 
 
 def _wrong(place: FieldPath, what: str) -> RequestRefused:
@@ -402,16 +346,10 @@ def _one_of(values: Sequence[str]) -> str:
 
 
 CHECKED: Mapping[str, Schema] = {
-    path: compiled(
-        {
-            **table,
-            "properties": {
-                name: table["properties"][name]
-                for name in _rules(path)
-                if name in table["properties"]
-            },
-        }
-    )
+    path: {
+        **table,
+        "properties": {k: row for k, row in table["properties"].items() if k in _rules(path)},
+    }
     for path, table in TABLE.items()
 }
 """The rows that are checked here; vLLM's own server checks the others."""
