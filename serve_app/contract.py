@@ -128,6 +128,16 @@ class Reason(StrEnum):
         """The word of a newer version."""
         return cls.INTERNAL
 
+    @property
+    def state(self) -> State:
+        """How a request ends for this reason."""
+        if self is Reason.DEADLINE:
+            return State.EXPIRED
+        return State.CANCELLED if self in _CANCELLED else State.FAILED
+
+
+_CANCELLED = (Reason.CANCELLED, Reason.CLIENT_DISCONNECTED, Reason.WITHDRAWN)
+
 
 class NotResumed(StrEnum):
     """Why no engine could resume an answer that a client has begun to read: the label `cause` of
@@ -166,8 +176,6 @@ class Cause(StrEnum):
     """The replica left Ray Serve's set of running replicas."""
     ENGINE_FAILED = "engine_failed"
     """The worker gave the attempt up because its engine is sick."""
-    DEADLINE = "deadline"
-    """The request's deadline passed, and no worker reported it."""
 
 
 class CallResult(StrEnum):

@@ -122,7 +122,7 @@ class IngressProcess:
             self.api_keys.weights,
         )
         self.dispatcher = self._build_dispatcher(self.calls.execute)
-        self._deadlines = Deadlines(self.endings, self._depths, base.clock, base.loops)
+        self._deadlines = Deadlines(base.link, settings.namespace, self.endings, base.loops)
         self._unserved = Unserved(base, self.endings, self.entrance, self._members)
         self.followers.on_end = self.dispatcher.on_end
         self._disconnects = Disconnects(
@@ -178,7 +178,7 @@ class IngressProcess:
         of_tenants = TenantLimits(self.dispatcher.output_tokens)
         admission = Admission(base, self.limits, self._disconnects.unsure, of_tenants, self.tenants)
         heartbeat_s, unread = settings.ingress.heartbeat_s, self.connections.unread
-        parts = ExchangeParts(self._disconnects, self._deadlines, heartbeat_s, unread)
+        parts = ExchangeParts(self._disconnects, heartbeat_s, unread)
         within_s = settings.redis.admission_timeout_s
         return Exchanges(admission, self.followers, parts, self.redis_watch, within_s)
 

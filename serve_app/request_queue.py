@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.errors import RedisUnavailable, Unreadable, decoding
-from serve_app.journal.entries import BEGINNING, EntryId
+from serve_app.journal.entries import EntryId
 from serve_app.policy.classes import CLASSES
 from serve_app.policy.work import Work
 from serve_app.redis.connection import Command
@@ -94,12 +94,9 @@ def encode_entry(
     return {**fields, "p": trace} if trace else fields
 
 
-def decode_deadline(fields: Mapping[bytes, bytes]) -> tuple[str, int] | None:
-    """Request id and deadline (Unix milliseconds) alone; None of what is no entry of ours."""
-    deadline_ms, request_id = fields.get(b"d", b""), fields.get(b"r", b"")
-    if not (deadline_ms.isdigit() and request_id):
-        return None
-    return request_id.decode(errors="replace"), int(deadline_ms[:20])
+def decode_request_id(fields: Mapping[bytes, bytes]) -> str:
+    """The request id alone; empty if this is no entry of ours."""
+    return fields.get(b"r", b"").decode(errors="replace")
 
 
 @decoding
@@ -326,17 +323,9 @@ class Depth:
     oldest_s: float
 
 
-class Overdue(NamedTuple):
-    """A queue entry that nobody has claimed in time."""
-
-    stream: str
-    entry_id: str
-    request_id: str
-
-
 class QueueDepths:
-    """Measures the queues of one model, and finds and deletes overdue entries. What asks Redis
-    raises `RedisUnavailable` if it cannot be reached.
+    """Measures the queues of one model. What asks Redis raises `RedisUnavailable` if it cannot be
+    reached.
     """
 
     def __init__(self, queue: RequestQueue, clock: RedisClock | None = None) -> None:
@@ -344,12 +333,6 @@ class QueueDepths:
         self._link = queue.link
         self._clock = clock or RedisClock()
         self._found: Collection[Depth] | None = None
-        self._looked_to = dict.fromkeys(queue.keys, BEGINNING)
-
-    @property
-    def may_wait(self) -> bool:
-        """Whether a request waited at the last look; before the first one, it is not known."""
-        return self._found is None or any(one.waiting for one in self._found)
 
     @property
     def may_be_claimed(self) -> bool:
@@ -397,37 +380,6 @@ class QueueDepths:
                 age_s = self._clock.now_s() - EntryId.parse(first[0][0]).epoch / 1000
                 ages_s[number] = max(0.0, age_s)
         return ages_s
-
-    async def overdue(self, now_ms: int) -> list[Overdue]:
-        """The requests in the next part of every queue whose deadline is before `now_ms`. Each call
-        continues where the one before stopped, so a long queue costs no more than a short one.
-        """
-        if not self.may_wait:
-            return []
-        streams = self._queue.keys
-        most = timings.OVERDUE_A_LOOK
-        claims = await self._link.call([("XPENDING", stream, QUEUE_GROUP) for stream in streams])
-        parts: list[Command] = []
-        for stream, found in zip(streams, claims, strict=True):
-            there = not isinstance(found, Exception) and found[2]  # else no group, or no claim
-            last_claimed = EntryId.parse(found[2]) if there else BEGINNING
-            ms, seq = max(self._looked_to[stream], last_claimed)
-            parts.append(("XRANGE", stream, f"{ms}-{seq + 1}", "+", "COUNT", most))
-        late: list[Overdue] = []
-        looked = all_answered(await self._link.call(parts))
-        for stream, items in zip(streams, looked, strict=True):
-            more = len(items) == most
-            self._looked_to[stream] = EntryId.parse(items[-1][0]) if more else BEGINNING
-            for entry_id, fields in map(with_fields, items):
-                # The ingress that claims an entry handles it if it cannot be decoded.
-                found = decode_deadline(fields)
-                if found is not None and found[1] <= now_ms:
-                    late.append(Overdue(stream, entry_id.decode(), found[0]))
-        return late
-
-    async def remove(self, entry: Overdue) -> None:
-        """Delete an entry whose request has ended, whoever has claimed it meanwhile."""
-        await self._link.call(deletion(entry.stream, entry.entry_id))
 
 
 def deletion(stream: str, entry_id: str) -> list[Command]:

@@ -133,7 +133,7 @@ CLAIM_ANSWER_LOST_MS = 8_000
 TAKE_OVER_AT_MOST = 1_000
 """Claims checked per round trip."""
 OVERDUE_A_LOOK = 500
-"""Waiting entries per class that one sweep for passed deadlines reads."""
+"""Requests that one sweep for passed deadlines ends."""
 DEAD_LETTERS_A_PAGE = 10
 """Dead letters per reply; a body may have many megabytes."""
 
@@ -184,6 +184,8 @@ ATTEMPT_OPENS_S = 3.0
 """An adopted request whose attempt is not opened within this time gets a new attempt."""
 CALL_OPENS_S = 5.0
 """A call that has not opened its attempt within this time is given up for another replica."""
+CALL_LOOK_S = 60.0
+"""A call without an answer looks so often whether its request has ended: the cost of a lost one."""
 CALL_PROOF_S = 5.0
 """How long both ends of a direct connection may take to prove that they know its key."""
 CALL_UNREAD_MS = 20_000
@@ -196,12 +198,10 @@ CALL_WAKE_BYTES = 1 << 20
 """A message of wake-ups of this size or more is published."""
 CALL_MESSAGE_CHARS = 300
 """How much of an error's text the answer to a call has."""
-EXPIRE_GRACE_S = 2.0
-"""The dispatcher ends an attempt so long after its deadline; worker and ingress come first."""
-DEADLINE_GRACE_S = 1.0
-"""The connection's ingress ends a request so long after its deadline; the worker comes first."""
-DEADLINE_SWEEP_S = 1.0
-"""Time between two searches for waiting requests whose deadline has passed."""
+DEADLINE_GRACE_S = 0.5
+"""An ingress ends a request so long after its deadline; the worker that runs it comes first."""
+DEADLINE_SWEEP_S = 0.5
+"""Time between two searches for requests whose deadline has passed."""
 QUARANTINE_LEASE_S = 10.0
 """How long other suspects wait if the holder of their lock dies."""
 QUARANTINE_LOOK_S = 0.2
@@ -253,8 +253,8 @@ BATCH_RUBBISH_S = 3_600.0
 
 # -- ingress --------------------------------------------------------------------------------------
 
-EXPIRE_WITHIN_S = 0.7
-"""How long Redis may take to record a passed deadline before the client is answered anyway."""
+DEADLINE_ANSWERED_S = 2.5
+"""So long after its deadline a client is answered although Redis has not told that it is over."""
 SEND_BYTES = 16 * 1024
 """A piece of an answer. The server's `send` waits while the socket's buffer holds more than 64 KiB
 (the bound of asyncio and uvloop), so a client that does not read keeps at most that and a piece.

@@ -185,9 +185,9 @@ class Attempt:
             serving.cancel()  # do not wait: a sick engine may never answer the abort
         else:
             if blocked.done():
-                self.stop(State.FAILED, Reason.EVENT_LOOP_BLOCKED)
+                self.stop(Reason.EVENT_LOOP_BLOCKED)
             else:
-                self.stop(State.EXPIRED, Reason.DEADLINE)
+                self.stop(Reason.DEADLINE)
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
         if self.engine_failed:
@@ -199,7 +199,7 @@ class Attempt:
         if isinstance(error, EngineFailed):
             self.stop(Cause.ENGINE_FAILED)
         elif error is None and self.answered:
-            self.stop(State.COMPLETED)
+            self.stop()
         elif self.open:
             refused = RequestRefused(Reason.ENGINE_ERROR, MESSAGES[Reason.ENGINE_ERROR])
             failure = self.failure or refused
@@ -208,22 +208,27 @@ class Attempt:
             extra = about(self.request_id, self.facts.tenant, failure.reason)
             text = "request %s failed: %s: %s"
             log.log(level, text, self.request_id, failure.reason, what, extra=extra)
-            self.stop(State.FAILED, failure)
+            self.stop(failure)
         return str(error)
 
-    def stop(self, kind: State | Cause, why: Why | None = None) -> None:
+    def stop(self, why: Cause | Why | None = None) -> None:
         """Append the last entry; later stops are nothing. The record that is not complete goes with
-        it, unless the engine or its server has failed, or the answer is cut at another place. `why`
-        is that of a request that ends without an answer.
+        it, unless the engine or its server has failed, or the answer is cut at another place.
+
+        Args:
+            why: the request goes on in another attempt, or ends without an answer; None: the
+                engine's server has answered.
         """
         if not self.open:
             return
-        self.stopped = kind
-        if isinstance(kind, Cause) or isinstance(why, Exception):
+        if isinstance(why, Cause | Exception):
             self._outputs, self._body = [], []
-        if isinstance(kind, Cause):
-            self.journal.stop(kind)
+        if isinstance(why, Cause):
+            self.stopped = why
+            self.journal.stop(why)
             return
+        reason = why.reason if isinstance(why, Exception) else why
+        state = self.stopped = State.COMPLETED if reason is None else reason.state
         if isinstance(why, RequestRefused):
             self._refuse(why)
         elif isinstance(why, Exception):
@@ -232,7 +237,7 @@ class Attempt:
             self._telemetry.count("hermes_requests_not_resumed", why.cause)
             extra = about(self.request_id, self.facts.tenant, why.reason)
             log.warning("request %s cannot be continued: %s", self.request_id, why, extra=extra)
-        completed = kind is State.COMPLETED
+        completed = why is None
         if completed and b'"reasoning_tokens"' in (last := b"".join(self._body)):
             self._reasoning_tokens = reasoning_tokens(last, self._streamed)
         used = self.usage
@@ -248,16 +253,15 @@ class Attempt:
             message=why.message if isinstance(why, RequestRefused) else "",
             cut=completed and self._is_cut,
         )
-        reason = why.reason if isinstance(why, Exception) else why
         level = self.journal.settings.transcript_compression_level if completed else None
         if self.facts.kept and level is None:
             level = 1  # an error, too, is kept for whoever comes later
-        self.journal.stop(kind, reason, summary, level)
+        self.journal.stop(state, reason, summary, level)
         took_s, request_class = self._monotonic_s() - self._opened_s, self.facts.request_class
         in_all_s = (summary.ended_ms - self.facts.admitted_ms) / 1000
         self._telemetry.observe("hermes_batch_processing_time_seconds", took_s, request_class)
         self._telemetry.observe("hermes_end_to_end_time_seconds", in_all_s, request_class)
-        self._telemetry.count("hermes_requests_ended", request_class, kind, reason or "")
+        self._telemetry.count("hermes_requests_ended", request_class, state, reason or "")
 
     @property
     def _is_cut(self) -> bool:
@@ -277,7 +281,7 @@ class Attempt:
 
     def _end_early(self, why: CannotContinue | AnswerTooLarge) -> NoReturn:
         """End the request, and the engine's work on it."""
-        self.stop(State.FAILED, why)
+        self.stop(why)
         raise self.lost or why
 
     # -- going on where an older attempt stopped --------------------------------------------------
@@ -289,12 +293,12 @@ class Attempt:
         part = self.recorded
         if not part.complete and part.body:
             why = "Redis has lost a part of its journal"
-            self.stop(State.FAILED, CannotContinue(NotResumed.JOURNAL_INCOMPLETE, why))
+            self.stop(CannotContinue(NotResumed.JOURNAL_INCOMPLETE, why))
         elif part.complete and (not part.outputs or part.fingerprint == self._opened.fingerprint):
             return
         elif part.seen:
             why = "it was begun by an engine with another configuration"
-            self.stop(State.FAILED, CannotContinue(NotResumed.ENGINE_CONFIG_CHANGED, why))
+            self.stop(CannotContinue(NotResumed.ENGINE_CONFIG_CHANGED, why))
         else:
             self.restart()
 

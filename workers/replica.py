@@ -24,7 +24,6 @@ from serve_app.contract import (
     EngineReport,
     IngressLease,
     Reason,
-    State,
     WorkerAddress,
 )
 from serve_app.errors import Fenced, RedisUnavailable
@@ -247,7 +246,7 @@ class WorkerReplica:
         """Run the engine, unless the request cannot be answered."""
         attempt.check_recorded()
         if b"b" not in request.fields:  # lost: never give the engine an empty one
-            attempt.stop(State.FAILED, Reason.JOURNAL_LOST)
+            attempt.stop(Reason.JOURNAL_LOST)
         if not attempt.open:
             await attempt.journal.closed
             return

@@ -24,7 +24,7 @@ from vllm.v1.engine import async_llm
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
-from serve_app.contract import Cause, NotResumed, State
+from serve_app.contract import Cause, NotResumed
 from serve_app.journal.attempt_log import Pause
 from serve_app.policy.classes import engine_priority
 from serve_app.settings import DEFAULT_TENANT
@@ -152,7 +152,7 @@ class RecordingClient:
             attempt.stop(Cause.ENGINE_FAILED)
             raise
         except CannotContinue as error:
-            attempt.stop(State.FAILED, error)
+            attempt.stop(error)
             raise
 
     async def _deltas(

@@ -57,10 +57,15 @@ class ArrivalOrder:
         if not self._waiting or self.full:
             return None
         running = Running(self._waiting.pop(0), Prediction(0.0, 0.0))
-        running.sequences = 1
         running.started_ms = now_ms
         self.running[running] = None
         return running
+
+    def drop(self, unwanted: Callable[[QueueEntry], bool]) -> bool:
+        """See `Scheduler.drop`."""
+        before = len(self._waiting)
+        self._waiting = [one for one in self._waiting if not unwanted(one)]
+        return len(self._waiting) < before
 
     def give_back(self, _: Iterable[Running[QueueEntry]]) -> None:
         """Nothing is ever in quarantine here."""

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
@@ -154,6 +155,11 @@ class VirtualQueue:
             taken += [waiting.popleft() for _ in range(min(of_each, len(waiting)))]
         return taken
 
+    def remove(self, request_id: str) -> None:
+        """Its request has ended while it waited."""
+        for name, waiting in self._waiting.items():
+            self._waiting[name] = deque(one for one in waiting if one.request_id != request_id)
+
     async def _first(self, classes: Sequence[str]) -> list[QueueEntry]:
         answer: asyncio.Future[list[QueueEntry]] = asyncio.get_running_loop().create_future()
         blocked = (classes, answer)
@@ -208,11 +214,10 @@ class VirtualIngress:
     async def run(self, entry: QueueEntry) -> CompletionStats:
         """As `Attempts.run`: place the request, and stay with it to its last token."""
         record = self._service.records[entry.request_id]
+        if record.ended_s is not None:
+            return CompletionStats(0, whole=False, begun=False)
         self._service.begun(record)
         left_s = record.arrived_s + record.work.within_s - self._loop.time()
-        if left_s <= 0:
-            self._service.ended(record, expired=True)
-            return CompletionStats(0, whole=False, begun=False)
         record.started_s = self._loop.time()
         key = entry.session or entry.request_id
         placed = self.replicas.place(key, entry.sequences, lambda _: None)
@@ -239,6 +244,7 @@ class VirtualService:
         self.records: dict[str, Record] = {}
         self._loop = asyncio.get_running_loop()
         self._ends: dict[str, asyncio.Future[Record]] = {}
+        self._due: list[tuple[float, str]] = []
         self._texts = 0
         self._accepted: dict[str, tuple[VirtualIngress, float]] = {}
         """Where each waiting request was accepted, and its cost."""
@@ -302,6 +308,7 @@ class VirtualService:
                 end.set_result(record)
                 return end
         self._ends[request_id] = end
+        heappush(self._due, (self.now_s + work.within_s, request_id))
         self.queue.enqueue(request_id, work, now_ms)
         return end
 
@@ -373,10 +380,22 @@ class VirtualService:
         return WorkerLease(report.name, window.slots)
 
     async def _keep_reading(self) -> None:
-        """Ingresses read the leases twice a second, and look at deadlines then."""
+        """Ingresses read the leases twice a second, and as often deadlines are looked at."""
         while True:
             await asyncio.sleep(timings.LEASE_RENEW_S)
+            self._end_overdue()
             self._read_members()
+
+    def _end_overdue(self) -> None:
+        """As `Deadlines`, what has not started."""
+        while self._due and self._due[0][0] <= self.now_s:
+            record = self.records[heappop(self._due)[1]]
+            if record.started_s is None:
+                self.begun(record)
+                self.ended(record, expired=True)
+                self.queue.remove(record.request_id)
+                for ingress in self._ingresses:
+                    ingress.dispatcher.on_end(record.request_id)
 
     def _read_members(self) -> None:
         unclaimed = len(self.queue)

@@ -311,16 +311,16 @@ class Job:
         """
         waiting = [one.request_id for one in self.running if one.request_id and not one.ended]
         if self._cancelled:
-            why = State.CANCELLED, Reason.CANCELLED
+            reason = Reason.CANCELLED
         elif self._late:
-            why = State.EXPIRED, Reason.DEADLINE
+            reason = Reason.DEADLINE
         elif not self._begins:
-            why = State.CANCELLED, Reason.WITHDRAWN
+            reason = Reason.WITHDRAWN
         else:
             return
         for at in range(0, len(waiting), _A_LOOK):
             try:
-                await self.parts.requests.end(waiting[at : at + _A_LOOK], *why)
+                await self.parts.requests.end(waiting[at : at + _A_LOOK], reason)
             except RedisUnavailable as error:
                 log.debug("batch %s: cannot end its lines yet: %s", self.batch.facts.id, error)
         if waiting:  # until they have ended there is nothing new to end

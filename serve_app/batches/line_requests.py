@@ -142,13 +142,13 @@ class LineRequests:
         refusal = RequestRefused(ending.reason or Reason.INTERNAL, ending.message)
         return LineAnswer(ending, refusal.status_at(path), refusal.body(path))
 
-    async def end(self, request_ids: Sequence[str], state: State, reason: Reason) -> None:
+    async def end(self, request_ids: Sequence[str], reason: Reason) -> None:
         """End those that have not ended; of what is withdrawn, only what no worker has begun."""
         records = zip(request_ids, await self.store.records(request_ids), strict=True)
         kept = (State.RUNNING,) if reason is Reason.WITHDRAWN else ()
         await asyncio.gather(
             *(
-                self.endings.end(request_id, state, reason, record)
+                self.endings.end(request_id, reason, record)
                 for request_id, record in records
                 if record is not None and record.state not in kept
             )

@@ -22,7 +22,6 @@ from serve_app.contract import (
     CompletionStats,
     Execute,
     Reason,
-    State,
     WorkerLost,
 )
 from serve_app.errors import RedisUnavailable, Unreadable
@@ -168,19 +167,11 @@ class Quarantine:
         self._key = suspect_key(namespace)
 
     @asynccontextmanager
-    async def alone(self, within_s: float) -> AsyncIterator[bool]:
-        """Wait for the turn and hold it while the block runs; yields False if the turn has not come
-        in time.
-        """
+    async def alone(self) -> AsyncIterator[None]:
+        """Wait for the turn and hold it while the block runs."""
         holder = secrets.token_hex(16)
-        try:
-            async with asyncio.timeout(within_s):
-                while not await self._taken(holder):
-                    await asyncio.sleep(timings.QUARANTINE_LOOK_S)
-        except TimeoutError:
-            await self._keep(holder, 0)
-            yield False
-            return
+        while not await self._taken(holder):
+            await asyncio.sleep(timings.QUARANTINE_LOOK_S)
 
         async def renew() -> None:
             while True:  # if the lease ends, two such requests run at a time, and no more
@@ -189,7 +180,7 @@ class Quarantine:
 
         renewing = asyncio.create_task(renew())
         try:
-            yield True
+            yield
         finally:
             renewing.cancel()
             await self._keep(holder, 0)
@@ -263,8 +254,7 @@ class Attempts:
         except Unreadable as error:  # every retry would fail in the same way
             _log(logging.ERROR, entry, f"has a journal that cannot be read: {error!r}")
             await self._until_reached(lambda: self._queue.bury(entry))
-            ending = State.FAILED, Reason.JOURNAL_LOST
-            await self._until_reached(lambda: self._endings.end_unreadable(entry, *ending))
+            await self._until_reached(lambda: self._endings.end_unreadable(entry))
         finally:
             self.stalls.clear(entry.key)
         if answer is None or answer.acknowledged != entry.entry_id:  # that may be a duplicate
@@ -300,7 +290,7 @@ class Attempts:
             if pause_s is not None:
                 await asyncio.sleep(pause_s)
                 entry = replace(entry, taken_over=True)
-        await self._end(entry, State.FAILED, Reason.INTERNAL)
+        await self._end(entry, Reason.INTERNAL)
         return None
 
     async def _attempt(self, entry: QueueEntry, this: Next) -> Next | AttemptResult | None:
@@ -314,11 +304,7 @@ class Attempts:
             if this.quarantined:
                 self._stalls_for(entry, StallReason.TURN)
                 turn = self._quarantine.alone
-                if not await self._until_reached(
-                    lambda: stack.enter_async_context(turn(max(0.0, self._left_s(entry))))
-                ):
-                    await self._end(entry, State.EXPIRED, Reason.DEADLINE)
-                    return None
+                await self._until_reached(lambda: stack.enter_async_context(turn()))
             facts: Facts = {
                 "hermes.request_id": entry.request_id,
                 "hermes.tenant": entry.tenant,
@@ -335,9 +321,6 @@ class Attempts:
                 return answer
             case AttemptResult():  # fenced: a duplicate queue entry, or our own call sent twice
                 return await self._adopt(entry)
-            case Cause.DEADLINE:
-                await self._end(entry, State.EXPIRED, Reason.DEADLINE)
-                return None
             case cause:
                 return await self._next(entry, cause, this)
 
@@ -358,11 +341,8 @@ class Attempts:
 
     async def _call(self, entry: QueueEntry, this: Next) -> AttemptResult | Cause:
         """Call a worker until it has answered or the call is given up. Returns its answer, or why
-        there is none. The worker enforces the deadline itself; here it is enforced for a call that
-        never reached one.
+        there is none.
         """
-        if self._left_s(entry) <= 0:
-            return Cause.DEADLINE
         loss: asyncio.Future[Cause] = asyncio.get_running_loop().create_future()
 
         def lose(cause: Cause) -> None:
@@ -397,21 +377,20 @@ class Attempts:
         loss: asyncio.Future[Cause],
     ) -> AttemptResult | Cause:
         self._stalls_for(entry, StallReason.OPENING)
-        grace_s, opens_s = timings.EXPIRE_GRACE_S, timings.CALL_OPENS_S
-        await first(min(self._left_s(entry) + grace_s, opens_s), call, loss)
-        if not (call.done() or loss.done()) and (left_s := self._left_s(entry) + grace_s) > 0:
+        await first(timings.CALL_OPENS_S, call, loss)
+        while not (call.done() or loss.done()):
             record = await self._until_reached(lambda: self._store.record(entry.request_id))
-            if record is not None and record.last.id.epoch < this.epoch:
-                what = f"was opened by no worker in {opens_s:.0f} s: its call is sent again"
+            if record is None or record.ended:
+                return AttemptResult(CallResult.FENCED)
+            if record.last.id.epoch < this.epoch:
+                what = "was opened by no worker in time: its call is sent again"
                 return _lost(entry, this, Cause.NOT_OPENED, what)
             self._stalls_for(entry, StallReason.ENGINE)
-            await first(left_s, call, loss)
+            await first(timings.CALL_LOOK_S, call, loss)
         if loss.done():  # a dead replica leaves Serve's set too, but then the call fails by itself
             await first(timings.ATTEMPT_RETRY_S, call)
         if call.done():
             return call.result()
-        if not loss.done():
-            return Cause.DEADLINE
         cause = loss.result()
         return _lost(entry, this, cause, f"moves on: {cause}")
 
@@ -428,7 +407,7 @@ class Attempts:
         following = after_loss(opened, newest_epoch, cause, tried, self._poison_after)
         if following is None:
             await self._until_reached(lambda: self._keep_dead(entry, newest_epoch))
-            await self._end(entry, State.FAILED, Reason.POISON)
+            await self._end(entry, Reason.POISON)
             return None
         pause_s = 0.0
         if following.refused:
@@ -460,9 +439,6 @@ class Attempts:
                 or self._clock.local.monotonic_s() - began_s > timings.ATTEMPT_OPENS_S
             ):
                 return Next(1)
-            if self._left_s(entry) < -timings.EXPIRE_GRACE_S:
-                await self._end(entry, State.EXPIRED, Reason.DEADLINE)
-                return None
             self._adopted += 1
             try:  # a dead ingress may leave thousands, and they must not occupy the loop
                 many = max(1.0, self._adopted / timings.ADOPTED_MANY)
@@ -496,16 +472,12 @@ class Attempts:
             # Its end frees capacity, so it must not wait for capacity.
             _log(logging.ERROR, entry, f"is given up without a dead letter: {error}")
 
-    async def _end(self, entry: QueueEntry, state: State, reason: Reason) -> None:
+    async def _end(self, entry: QueueEntry, reason: Reason) -> None:
         self._stalls_for(entry, StallReason.END)
-        await self._until_reached(lambda: self._endings.end(entry.request_id, state, reason))
+        await self._until_reached(lambda: self._endings.end(entry.request_id, reason))
 
     def _stalls_for(self, entry: QueueEntry, reason: StallReason) -> None:
         self.stalls.set(entry, reason, self._clock.local.monotonic_s())
-
-    def _left_s(self, entry: QueueEntry) -> float:
-        """Seconds until the request's deadline; negative if it has passed."""
-        return entry.deadline_ms / 1000 - self._clock.now_s()
 
 
 def _log(level: int, entry: QueueEntry, what: str, reason: str = "", **more: bool) -> None:

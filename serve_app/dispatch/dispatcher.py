@@ -187,8 +187,6 @@ class Dispatcher:
                 await self._claim(wanted, outage)
             self._fill()
             if self._scheduler.wanted() is None:
-                # Every reading of the members sets it too, because deadlines of waiting requests
-                # pass.
                 self._changed.clear()
                 await self._changed.wait()
 
@@ -286,9 +284,8 @@ class Dispatcher:
     def _start(self, running: Running[QueueEntry]) -> None:
         entry = running.entry
         self._telemetry.started(running)
-        if running.sequences:
-            self.overload.started(entry.request_class, entry.tenant, running.cost)
-        if 0 < running.sequences < entry.sequences:  # its engine may run fewer than it asks for
+        self.overload.started(entry.request_class, entry.tenant, running.cost)
+        if running.sequences < entry.sequences:  # its engine may run fewer than it asks for
             entry = replace(entry, sequences=running.sequences)
         task = asyncio.create_task(self._attempts.run(entry), name=f"attempts-{entry.request_id}")
         self._attending.add(task)

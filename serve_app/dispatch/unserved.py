@@ -12,7 +12,7 @@ from functools import partial
 from serve_app import timings
 from serve_app.cluster.leases import Entrance
 from serve_app.cluster.members import Members
-from serve_app.contract import Reason, State
+from serve_app.contract import Reason
 from serve_app.errors import Unreadable
 from serve_app.foundation import Foundation
 from serve_app.loops import repeat
@@ -21,7 +21,7 @@ from serve_app.policy.classes import CLASSES
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import models_key, open_batches_key, queue_key
 from serve_app.redis.replies import all_answered, with_fields
-from serve_app.request_queue import decode_deadline, deletion, text
+from serve_app.request_queue import decode_request_id, deletion, text
 from serve_app.requests.endings import Endings
 
 log = logging.getLogger("hermes.dispatcher")
@@ -82,9 +82,9 @@ class Unserved:
         if len(items) == most:
             self._looked_to[queue] = f"({text(items[-1][0])}"
         named = {
-            text(entry_id): request[0]
+            text(entry_id): request_id
             for entry_id, fields in map(with_fields, items)
-            if (request := decode_deadline(fields)) is not None
+            if (request_id := decode_request_id(fields))
         }
         records = await self._base.store.records([*named.values()]) if named else []
         over: list[Command] = []
@@ -95,8 +95,7 @@ class Unserved:
                     if record.attempt and record.attempt.replica in living:
                         found += 1
                         continue
-                    why = State.FAILED, Reason.MODEL_NOT_FOUND
-                    ended += await self._endings.end(request_id, *why, record)
+                    ended += await self._endings.end(request_id, Reason.MODEL_NOT_FOUND, record)
                 found += 1
                 over += deletion(queue, entry_id)
             except Unreadable as error:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from serve_app import timings
 from serve_app.cluster.members import Members
-from serve_app.contract import Reason, State
+from serve_app.contract import Reason
 from serve_app.errors import RedisUnavailable
 from serve_app.foundation import Foundation
 from serve_app.ingress.followers import Follower, Followers
@@ -171,8 +171,7 @@ class Disconnects:
                     pause_s = timings.CANCEL_RETRY_S
                     continue
                 if record and not record.ended and _is_its_clients(record.facts, unsure):
-                    why = State.CANCELLED, Reason.CLIENT_DISCONNECTED
-                    await self.endings.end(request_id, *why, record)
+                    await self.endings.end(request_id, Reason.CLIENT_DISCONNECTED, record)
                 return
             except RedisUnavailable as error:
                 log.debug("request %s: cannot cancel yet: %s", request_id, error)

@@ -34,7 +34,6 @@ from serve_app.errors import (
     MESSAGES,
     RedisUnavailable,
     RequestRefused,
-    Unreadable,
     retry_headers,
 )
 from serve_app.ingress.client_connections import PUSH, Push
@@ -48,7 +47,6 @@ from serve_app.loops import ended
 from serve_app.observability.logs import about
 from serve_app.policy.tenant_limits import Standing
 from serve_app.redis.check import RedisWatch
-from serve_app.requests.endings import Deadlines
 
 log = logging.getLogger("hermes.ingress")
 
@@ -75,7 +73,6 @@ class ExchangeParts(NamedTuple):
     """What all exchanges of one ingress use."""
 
     disconnects: Disconnects
-    deadlines: Deadlines
     heartbeat_s: float
     unread: ConnectionLimit
 
@@ -119,7 +116,7 @@ class Exchange:
         """
         departed = True
         if self.facts is not None:
-            self._set_alarm(self.parts.deadlines.due_in_s(self.facts.deadline_ms))
+            self._set_alarm(self.facts.deadline_ms / 1000 + timings.DEADLINE_ANSWERED_S)
         try:
             await self._forward(send, scope.get("extensions", {}).get(PUSH))
             departed = False
@@ -178,33 +175,17 @@ class Exchange:
         if self.begun is not None and (reader.attempt or reader.ending) is not None:
             self._has_begun()
 
-    # -- the deadline -----------------------------------------------------------------------------
-
-    def _set_alarm(self, in_s: float) -> None:
-        self.follower.due_at = asyncio.get_running_loop().time() + in_s
-        self._alarm = asyncio.get_running_loop().call_at(self.follower.due_at, self._ring)
+    def _set_alarm(self, due_s: float) -> None:
+        """Answer the client then, in Unix seconds, although Redis has not told that its request has
+        ended (`Deadlines`). If a part was sent, its end must come from the journal.
+        """
+        loop, in_s = asyncio.get_running_loop(), due_s - self.parts.disconnects.base.clock.now_s()
+        self.follower.due_at = loop.time() + max(0.0, in_s)
+        self._alarm = loop.call_at(self.follower.due_at, self._ring)
 
     def _ring(self) -> None:
-        # and `due_at` has passed: `_expire` comes before any other wait for Redis
-        self._overdue = True
+        self._overdue, self.follower.due_at = True, None
         self.follower.wake()
-
-    async def _expire(self) -> None:
-        """The deadline has passed and no other process has ended the request: end it here, whatever
-        it waits for. Refuse it if Redis does not answer, or nobody can read the journal, and the
-        client has received nothing yet.
-        """
-        self._overdue = False
-        try:
-            async with asyncio.timeout(timings.EXPIRE_WITHIN_S):
-                await self.parts.deadlines.expire(self.follower.request_id)
-                await self.follower.catch_up()
-        except (RedisUnavailable, Unreadable, TimeoutError):
-            if not self._stage.begun:
-                raise RequestRefused(Reason.DEADLINE, MESSAGES[Reason.DEADLINE]) from None
-        if self.follower.reader.ending is None:
-            # a part was sent, so its end must come from the journal
-            self._set_alarm(timings.EXPIRE_WITHIN_S)
 
     # -- from the journal to the client -----------------------------------------------------------
 
@@ -240,10 +221,9 @@ class Exchange:
                 begun = self._stage.begun or last > 0
                 sign = sign_of_life(self.path, request_id, self.facts, last, begun)
                 await self._send(send, _EVENT_STREAM, sign)
-            if self._overdue:
-                await self._expire()
-            else:
-                await self._wait()
+            if self._overdue and not self._stage.begun:
+                raise RequestRefused(Reason.DEADLINE, MESSAGES[Reason.DEADLINE])
+            await self._wait()
 
     def _count_unread(self, size: int) -> None:
         """Count so much that was read of a journal and not sent yet, unless it is little. Refuse if

@@ -215,6 +215,7 @@ class Submissions:
             detached=True,
             retention_s=earlier.retention_s or self.settings.journal.background_retention_s,
             twins="",
+            batch="",
         )
 
     def _stores(self, path: str, request: Mapping[str, Any], background: bool) -> bool:

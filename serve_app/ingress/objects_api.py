@@ -240,7 +240,7 @@ def request_routes(store: JournalStore, endings: Endings, readers: Readers) -> A
     async def cancel(request_id: str, request: Request) -> JSONResponse:
         record = await record_of(store, request_id, request.state.tenant)
         if not record.ended:
-            await endings.end(request_id, State.CANCELLED, Reason.CANCELLED, record)
+            await endings.end(request_id, Reason.CANCELLED, record)
             record = await record_of(store, request_id, request.state.tenant)
         return JSONResponse(request_object(request_id, record))
 
@@ -301,7 +301,7 @@ def response_routes(store: JournalStore, endings: Endings, readers: Readers) -> 
     async def ended(response_id: str, request: Request) -> str:
         request_id, record = await found(response_id, request)
         if not record.ended:
-            await endings.end(request_id, State.CANCELLED, Reason.CANCELLED, record)
+            await endings.end(request_id, Reason.CANCELLED, record)
         return request_id
 
     def whole(request_id: str, request: Request, record: Record) -> Response:

@@ -21,7 +21,7 @@ from serve_app.contract import CompletionStats, IngressLease
 from serve_app.policy.classes import BATCH, CLASSES, CRITICAL, URGENCY, ClassOrder, ClassRules
 from serve_app.policy.overload import Expected
 from serve_app.policy.prediction import Estimated, LengthModel, Prediction, ServiceTimeModel
-from serve_app.policy.tenant_lines import Heap, TenantLines, TenantRules, Waiting
+from serve_app.policy.tenant_lines import TenantLines, TenantRules, Waiting
 
 C = TypeVar("C", bound=Estimated)
 
@@ -92,8 +92,8 @@ class Running(Generic[C]):
     """What it was expected to write when it started."""
     started_ms: int | None = None
     """Unix milliseconds, by Redis's clock. None if it was taken over while it ran."""
-    sequences: int = 0
-    """Those that its engine runs at a time; 0 if it uses no engine."""
+    sequences: int = 1
+    """Those that its engine runs at a time."""
     holds_slots: bool = True
     """Whether nobody else may have its slots: not while it waits in quarantine."""
     general: bool = False
@@ -157,7 +157,6 @@ class Scheduler(Generic[C]):
         """Whether slots are free, but spare for all that wait."""
         self._on_probation: set[tuple[str, str]] = set()
         """Tenants and kinds of which a first request holds a spare slot."""
-        self._by_deadline: Heap[C] = Heap()
 
     def __len__(self) -> int:
         return sum(map(len, self.lines.values()))
@@ -208,7 +207,6 @@ class Scheduler(Generic[C]):
             self.classes.begins_to_wait(entry.request_class, self._running_cost)
         line.add(waiting)
         self.waiting_sequences += self._slots(entry)
-        self._by_deadline.push(entry.deadline_ms, waiting)
 
     def expected(self, entry: Estimated) -> Expected:
         """What a request will probably cost and how long it will run, at most the mean of all: a
@@ -220,18 +218,9 @@ class Scheduler(Generic[C]):
         return Expected(cost, min(run_ms, self.pace.mean_ms))
 
     def next(self, now_ms: int) -> Running[C] | None:
-        """The request that starts now; it runs until `ended` is called.
-
-        A request whose deadline has passed starts at once: it only ends, and uses no engine. So its
-        tenant pays nothing: one whose requests expire would be pushed back ever further.
-        """
-        first_due = self._by_deadline.first()
+        """The request that starts now; it runs until `ended` is called."""
         self._only_spare_free = False
-        if first_due is None:
-            return None
-        if first_due.entry.deadline_ms <= now_ms:
-            return self._start(first_due, now_ms, uses_engine=False)
-        if self.full:
+        if self.full or not len(self):
             return None
         oldest_ms = {name: line.oldest_ms for name, line in self.lines.items() if len(line)}
         waiting = self._head(self.classes.choose(oldest_ms, now_ms), now_ms)
@@ -355,26 +344,24 @@ class Scheduler(Generic[C]):
         short = self.lengths.short(entry)
         return False if short is None and entry.sequences > 1 else short
 
-    def _start(self, waiting: Waiting[C], now_ms: int, uses_engine: bool = True) -> Running[C]:
+    def _start(self, waiting: Waiting[C], now_ms: int) -> Running[C]:
         entry = waiting.entry
         line = self.lines[entry.request_class]
         line.remove(waiting)
         self.waiting_sequences -= self._slots(entry)
-        running = self._run(entry, uses_engine, now_ms)
+        running = self._run(entry, now_ms)
         if not len(line):
             self.classes.waits_no_more(entry.request_class)
         return running
 
-    def _run(self, entry: C, uses_engine: bool = True, now_ms: int | None = None) -> Running[C]:
+    def _run(self, entry: C, now_ms: int | None = None) -> Running[C]:
         predicted = self.lengths.predict(entry)
-        running = Running(entry, predicted, now_ms)
-        if uses_engine:
-            running.sequences = self._slots(entry)
-            short = self._is_short(entry)
-            full = self.general_sequences >= self.general_capacity
-            running.probation = short is None and full and self._may_be_on_probation(entry)
-            running.general = not (short or running.probation)
-            running.cost = self._rules.tenants.cost(_prompt(entry), _output(entry, predicted))
+        running = Running(entry, predicted, now_ms, self._slots(entry))
+        short = self._is_short(entry)
+        full = self.general_sequences >= self.general_capacity
+        running.probation = short is None and full and self._may_be_on_probation(entry)
+        running.general = not (short or running.probation)
+        running.cost = self._rules.tenants.cost(_prompt(entry), _output(entry, predicted))
         self.running[running] = None
         self._count(running, 1)
         self._add_cost(entry, running.cost)

@@ -35,6 +35,8 @@ def queue_key(namespace: str, model: str, request_class: str) -> str:
     return f"{namespace}:q:{model}:{request_class}"
 
 
+due_key = _one("due")
+"""The ids of the requests that have not ended, by their deadlines in Unix milliseconds."""
 dead_letters_key = _one("dead")
 """Requests that were given up, and entries that could not be decoded."""
 later_request_key = _each("i:<first_id>")

@@ -45,6 +45,7 @@ from serve_app.redis.keyspace import (
     QUEUE_GROUP,
     body_key,
     chats_key,
+    due_key,
     journal_key,
     kept_key,
     limits_key,
@@ -168,7 +169,7 @@ async def accept(
     condition: Condition = ALWAYS,
     naming: Sequence[Command] = (),
 ) -> Answer:
-    """Write a request: queue entry, journal and body.
+    """Write a request: queue entry, journal, body and deadline.
 
     Args:
         naming: commands that give an idempotency key to the request.
@@ -186,6 +187,7 @@ async def accept(
         ("XADD", key, str(first.id), *flatten(first)),
         ("PEXPIRE", key, kept_ms),
         ("SET", body_key(namespace, request_id), body, "PX", kept_ms),
+        ("ZADD", due_key(namespace), facts.deadline_ms, request_id),
     ]
     commands += [*_list(settings, offer), *naming]
     commands = [*_limit(settings, offer), *([] if offer.asks else commands)]
@@ -244,6 +246,7 @@ def end(settings: Settings, ended: Ended, whose: Whose | None = None) -> Command
     commands: list[Command] = [
         ("XADD", key, "NOMKSTREAM", str(entry.id), *flatten(entry)) for entry in ended.entries
     ]
+    commands.append(("ZREM", due_key(settings.namespace), ended.request_id))
     commands += [*_expire(settings, ended), *_retain(settings, ended)]
     # in this order, since a claim goes with the queue entry
     commands += [*_announce(settings, ended), *_remove_from_queue(settings, ended)]

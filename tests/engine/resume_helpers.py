@@ -13,7 +13,6 @@ from weakref import WeakSet
 import msgspec
 
 from serve_app.clock import RedisClock
-from serve_app.contract import State
 from serve_app.journal.attempt_log import AttemptLog, Pause
 from serve_app.journal.entries import AttemptFacts, Entry, EntryId, RequestFacts, RequestLine
 from serve_app.journal.reader import JournalReader
@@ -198,9 +197,9 @@ async def attempt(
         if attempt.failure is None:
             raise
     if attempt.failure is not None:
-        attempt.stop(State.FAILED, attempt.failure)
+        attempt.stop(attempt.failure)
     else:
-        attempt.stop(State.COMPLETED)
+        attempt.stop()
     return Written(
         [entry for entry in entries if not entry.terminal],
         attempt,

@@ -107,7 +107,7 @@ class Clients:
 
     async def cancel(self, receipt: Receipt) -> bool:
         """It ends from outside."""
-        return await self.w.endings.end(receipt.request_id, State.CANCELLED, Reason.CANCELLED)
+        return await self.w.endings.end(receipt.request_id, Reason.CANCELLED)
 
     async def kept(self) -> dict[str, int]:
         """What Redis has of the tenant, without what is 0."""

@@ -5,16 +5,21 @@ for its turn.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
 
 from serve_app import timings
 from serve_app.cluster.replicas import Replicas
-from serve_app.contract import AttemptResult, CallResult, Cause, CompletionStats, WorkerLost
+from serve_app.contract import (
+    AttemptResult,
+    CallResult,
+    Cause,
+    CompletionStats,
+    Reason,
+    WorkerLost,
+)
 from serve_app.dispatch import attempts
 from serve_app.dispatch.attempts import StallReason
 from serve_app.errors import Fenced
@@ -23,8 +28,8 @@ from serve_app.journal.entries import AttemptFacts, decode_facts
 from serve_app.request_queue import QueueEntry
 from serve_app.requests.dead_letters import DeadLetter
 from tests.journal.admitting import StillIngress
-from tests.journal.journal_helpers import World
-from tests.turned_clock import TurnedClock
+from tests.journal.journal_helpers import World, finish
+from tests.waiting import eventually
 from workers.journal_writer import JournalWriter
 
 POISON_AFTER = 3
@@ -46,11 +51,10 @@ class Dispatch(StillIngress):
     async def _execute(
         self, request_id: str, epoch: int, replica: str, cause: str
     ) -> AttemptResult:
-        attempt, _ = await self._writer.open(
-            request_id, epoch, replica.encode(), AttemptFacts(replica, "e", 0, cause)
-        )
-        self.opened.put_nowait((replica, attempt))
+        opened = AttemptFacts(replica, "e", 0, cause)
         try:
+            attempt, _ = await self._writer.open(request_id, epoch, replica.encode(), opened)
+            self.opened.put_nowait((replica, attempt))
             await asyncio.shield(attempt.closed)
         except Fenced:
             return AttemptResult(CallResult.FENCED)
@@ -154,32 +158,36 @@ async def test_a_worker_that_hangs_under_an_adopted_request_counts_as_well(
     assert await w.ending() == ("failed", "poison")
 
 
-async def test_a_quarantined_request_waits_for_its_turn_until_its_deadline_and_no_longer(
+async def test_a_request_that_ends_while_it_waits_for_its_turn_takes_no_engine(
     w: World, its: Dispatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timings, "QUARANTINE_LEASE_S", 600.0)
-    asked: list[tuple[float, int]] = []
-    its.base.clock.local = clock = TurnedClock()
-    clock.unix_offset_s = time.time() - clock.now_s
-    entry, quarantine = await its.claim(timeout_s=600), its.attempts._quarantine
-    async with quarantine.alone(within_s=60) as turn:
-        assert turn
-        alone = quarantine.alone
-
-        def asking(within_s: float) -> AbstractAsyncContextManager[bool]:
-            asked.append((within_s, len(its.attempts.stalls.keys(StallReason.TURN))))
-            return alone(within_s)
-
-        monkeypatch.setattr(quarantine, "alone", asking)
-        running = asyncio.create_task(its.attempts.run(entry))
+    async with its.attempts._quarantine.alone():
+        running = asyncio.create_task(its.attempts.run(await its.claim()))
         for _ in range(POISON_AFTER - 1):
             replica, _ = await its.opened.get()
-            clock.now_s = entry.deadline_ms / 1000 - clock.unix_offset_s - 0.5
             its.hangs(replica)
-        await running
+        await eventually(lambda: its.attempts.stalls.keys(StallReason.TURN))
+        assert await w.endings.end("req_1", Reason.DEADLINE)
+    await running
     assert not its.attempts.stalls.keys(*StallReason)
-    assert await w.ending() == ("expired", "deadline")
     assert its.opened.empty()
-    [(within_s, quarantined)] = asked
-    assert within_s == pytest.approx(0.5, abs=0.01), "the time that it has left"
-    assert quarantined == 1
+
+
+async def test_a_call_whose_answer_was_lost_ends_with_its_request(
+    w: World, its: Dispatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CALL_OPENS_S", "CALL_LOOK_S"):
+        monkeypatch.setattr(timings, name, 0.01)
+    opens = its._execute
+
+    async def execute(*asked: Any) -> AttemptResult:
+        await opens(*asked)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    its.attempts._execute = execute
+    running = asyncio.create_task(its.attempts.run(await its.claim()))
+    _, attempt = await its.opened.get()
+    finish(attempt)
+    assert await running == CompletionStats(0, False, True)

@@ -102,7 +102,7 @@ async def test_a_response_repeats_what_it_was_asked_in_every_state(
         await (await w.writer()).open(request_id, 1, b"nonce", OPENED)
 
     async def fail(at: Door, request_id: str) -> None:
-        await w.endings.end(request_id, State.FAILED, Reason.POISON)
+        await w.endings.end(request_id, Reason.POISON)
 
     async def complete(at: Door, request_id: str) -> None:
         attempt, entries = await (await w.writer()).open(request_id, 1, b"nonce", OPENED)

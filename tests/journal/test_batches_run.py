@@ -17,7 +17,7 @@ from serve_app.batches.job import Job
 from serve_app.batches.lines import Row
 from serve_app.batches.record import BatchState
 from serve_app.clock import RedisClock
-from serve_app.contract import Reason, State
+from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
 from serve_app.policy.tenant_limits import Limits
 from serve_app.redis.keyspace import limits_key
@@ -106,8 +106,7 @@ async def test_a_line_whose_model_nobody_served_for_a_while_goes_on(at: Bench) -
         await eventually(lambda: len(at.worker.prompts) == 4)
         await eventually(lambda: len(leader.jobs[batch.facts.id].running) == 1)
         (line,) = leader.jobs[batch.facts.id].running
-        gone = State.FAILED, Reason.MODEL_NOT_FOUND
-        assert await at.ingress.endings.end(line.request_id, *gone)
+        assert await at.ingress.endings.end(line.request_id, Reason.MODEL_NOT_FOUND)
         held.set()
         found = await at.over(batch)
     assert (found.state, found.completed, at.accepted.total()) == (BatchState.COMPLETED, 5, 6)

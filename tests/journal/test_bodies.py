@@ -77,7 +77,7 @@ async def test_a_record_has_every_opening_and_the_last_entry_that_counts(
             attempt.append([], [b"%d" % number], 0)
             await eventually(lambda: not attempt.pending)  # noqa: B023
     if outside:
-        assert await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED)
+        assert await w.endings.end("req_1", Reason.CANCELLED)
     record = await w.store.record("req_1")
     assert record
     end = [str(TERMINAL_ID)] * outside
@@ -137,7 +137,7 @@ async def test_a_body_that_nobody_ends_expires_with_its_journal(w: World) -> Non
 async def test_a_body_leaves_with_the_end_of_its_request(w: World, end: State | None) -> None:
     await w.admit(body=BIG)
     if end is None:
-        assert await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED)
+        assert await w.endings.end("req_1", Reason.CANCELLED)
         assert not await body_is_there(w)
         return
     (entry,) = await w.queue().claim(1)

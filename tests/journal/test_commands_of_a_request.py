@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from serve_app import timings
-from serve_app.contract import AttemptResult, CallResult, CompletionStats, Reason, State
+from serve_app.contract import AttemptResult, CallResult, CompletionStats, Reason
 from serve_app.policy.tenant_limits import Limits
 from serve_app.policy.tenants import Tenant
 from serve_app.settings.webhooks import WebhookSettings
@@ -191,7 +191,7 @@ async def test_a_worker_tells_that_it_has_not_begun_a_request_that_was_cancelled
     w: World,
 ) -> None:
     await w.admit()
-    await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED)
+    await w.endings.end("req_1", Reason.CANCELLED)
     async with worker_process(w.settings) as worker:
         answer = await calling(worker)("req_1", 1, "s", "")
     assert answer == AttemptResult(CallResult.ENDED, CompletionStats(0, whole=False, begun=False))

@@ -53,7 +53,7 @@ async def give_up(w: World, *request_ids: str, times: int = 1, keep: int = 100) 
     admitted_ms = int(time.time() * 1000) - 3_600_000
     whose = ("batch", "tenant-1", "session-1", w.settings.model.name)
     times_ms = (admitted_ms, admitted_ms + TIMEOUT_MS)
-    facts = RequestFacts(*whose, True, *times_ms, w.channel, idempotency="digest")
+    facts = RequestFacts(*whose, True, *times_ms, w.channel, idempotency="digest", batch="batch_1")
     writer = await w.writer()
     for request_id in request_ids:
         await w.accept(request_id, facts, BODY)
@@ -111,6 +111,8 @@ async def test_a_request_that_is_sent_again_is_a_new_one_with_the_same_body(w: W
     assert before_ms <= facts.admitted_ms <= int(time.time() * 1000)
     assert facts.deadline_ms - facts.admitted_ms == TIMEOUT_MS
     assert (facts.detached, facts.session, facts.kept) == (True, "session-1", True)
+    assert facts.batch == "", "it is no line any more, and is listed"
+    assert await w.store.listed("tenant-1", "", 9) == [new]
     assert entry.deadline_ms == facts.deadline_ms
     assert await w.redis.pttl(w.store.key(new)) > 0
     assert await kept(w) == ["req_2"]

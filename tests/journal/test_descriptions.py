@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from serve_app.contract import Cause, Reason, State
+from serve_app.contract import Cause, Reason
 from serve_app.ingress.objects import request_object
 from serve_app.journal.entries import Entry, EntryId, flatten
 from tests.journal.in_process import in_process, settings_of
@@ -20,7 +20,7 @@ async def counts(w: World) -> tuple[int | None, int | None]:
 
 
 async def cancel(w: World) -> None:
-    assert await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED)
+    assert await w.endings.end("req_1", Reason.CANCELLED)
 
 
 @pytest.mark.parametrize("written", [0, 42])

@@ -42,10 +42,10 @@ async def test_an_ending_is_told_once_with_request_and_tenant(
 ) -> None:
     await accept(w)
     record = await w.store.record("req_1") if record_is_known else None
-    assert await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED, record)
+    assert await w.endings.end("req_1", Reason.CANCELLED, record)
     assert told(log) == [CANCELLED]
-    assert not await w.endings.end("req_1", State.EXPIRED, Reason.DEADLINE, record)
-    assert not await w.endings.end("req_2", State.EXPIRED, Reason.DEADLINE)
+    assert not await w.endings.end("req_1", Reason.DEADLINE, record)
+    assert not await w.endings.end("req_2", Reason.DEADLINE)
     assert told(log) == [CANCELLED]
     assert [entry.state for entry in await w.entries()] == [None, State.CANCELLED]
     labels = 'class="batch",reason="cancelled",state="cancelled"'
@@ -61,7 +61,7 @@ async def test_a_request_that_is_ended_leaves_the_queue(w: World, claimed: bool)
     await w.queue().prepare()
     if claimed:
         assert len(await lines.claim(2, ["standard"])) == 2
-    assert await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED)
+    assert await w.endings.end("req_1", Reason.CANCELLED)
     stream = w.stream("standard")
     ((_, left),) = await w.redis.xrange(stream)
     assert left[b"r"] == b"req_2"
@@ -75,6 +75,6 @@ async def test_an_unreadable_journal_ends_with_the_tenant_of_its_queue_entry(
     await w.redis.unlink(w.store.key("req_1"))
     await w.redis.xadd(w.store.key("req_1"), {"m": "no json"}, id=str(REQUEST_ID))
     (entry,) = await w.queue().claim(1)
-    assert await w.endings.end_unreadable(entry, State.FAILED, Reason.JOURNAL_LOST)
-    assert not await w.endings.end_unreadable(entry, State.FAILED, Reason.JOURNAL_LOST)
+    assert await w.endings.end_unreadable(entry)
+    assert not await w.endings.end_unreadable(entry)
     assert told(log) == ["request req_1 ended: failed (journal_lost)"]

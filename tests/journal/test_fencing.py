@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from serve_app.contract import Reason, State
+from serve_app.contract import Reason
 from serve_app.errors import Fenced
 from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.entries import TERMINAL_ID
@@ -17,7 +17,6 @@ from tests.transcripts import transcript
 from tests.waiting import PATIENCE_S
 
 TERMINAL = str(TERMINAL_ID)
-CANCELLED = (State.CANCELLED, Reason.CANCELLED)
 
 
 async def is_fenced(attempt: AttemptLog) -> None:
@@ -88,7 +87,7 @@ async def test_an_attempt_that_appends_nothing_learns_that_its_request_has_ended
         attempt, entries = await (await its.writer()).open("req_1", 1, b"nonce-1", OPENED)
         if cut:
             cable.drop()
-        assert await w.endings.end("req_1", *CANCELLED, Record(entries))
+        assert await w.endings.end("req_1", Reason.CANCELLED, Record(entries))
         await is_fenced(attempt)
 
 
@@ -142,7 +141,7 @@ async def test_a_connection_cut_while_reading_back_leaves_no_attempt_waiting(
         writer = await its.writer()
         fenced, _ = await writer.open(await w.admit(), 1, b"nonce-1", OPENED)
         whole, _ = await writer.open(await w.admit("req_2"), 1, b"nonce-2", OPENED)
-        assert await w.endings.end("req_1", *CANCELLED)
+        assert await w.endings.end("req_1", Reason.CANCELLED)
         cable.cut("XRANGE", UNANSWERED)
         # One flush: what Redis accepted of it is not known before the other is.
         for attempt in (fenced, whole):

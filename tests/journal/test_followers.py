@@ -298,7 +298,7 @@ async def test_a_redis_that_forgot_the_request_ends_it_with_a_clear_reason(
 async def test_what_is_behind_each_entry_is_read_and_behind_the_end_no_error(w: World) -> None:
     await w.admit()
     await w.opened(await w.writer())
-    await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED)
+    await w.endings.end("req_1", Reason.CANCELLED)
     entries = await w.entries("req_1")
     for number, entry in enumerate(entries, 1):
         (found,) = await w.store.read_many([("req_1", entry.id)])

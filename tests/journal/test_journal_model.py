@@ -45,7 +45,6 @@ from tests.waiting import PATIENCE_S, eventually
 from workers.journal_writer import JournalWriter
 from workers.replay import recorded
 
-CANCELLED = (State.CANCELLED, Reason.CANCELLED)
 LIMITED = replace(FACTS, reserved=Reserved(10, 0, 1))
 LIMITS = Limits(concurrent_requests=10**6)
 ENDS = replace(SUMMARY, request=LIMITED)
@@ -473,7 +472,7 @@ class JournalMachine(JournalWorld):
         while True:
             try:
                 counts = await self.enders_world.endings.end(
-                    self.model.request_id, *CANCELLED, Record(before)
+                    self.model.request_id, Reason.CANCELLED, Record(before)
                 )
                 break
             except RedisUnavailable:
@@ -497,7 +496,7 @@ class JournalMachine(JournalWorld):
         produced = self._produce(held, many)
         if finishing:
             held.attempt.stop(State.COMPLETED, None, ENDS, None)
-        counts = await self.world.endings.end(model.request_id, *CANCELLED, Record(before))
+        counts = await self.world.endings.end(model.request_id, Reason.CANCELLED, Record(before))
         await self._settled(held)
         stands = produced[0] in b"".join(entry.body for entry in await self._read())
         if finishing:

@@ -27,7 +27,6 @@ from tests.journal.journal_helpers import (
 from tests.tables import Failures
 
 ROW = Whose("t", "", "standard", "hermes-tiny")
-CANCELLED = State.CANCELLED, Reason.CANCELLED
 
 
 async def ledger(w: World) -> dict[Any, Row]:
@@ -61,12 +60,12 @@ async def test_a_worker_and_everybody_else_book_each_ending_once(w: World) -> No
         await added(attempt, number)
     await complete(attempt)
     assert await counts(w) == (ended(State.COMPLETED), 3)
-    assert not await w.endings.end("req_1", *CANCELLED)
+    assert not await w.endings.end("req_1", Reason.CANCELLED)
     assert await counts(w) == (ended(State.COMPLETED), 3)
     await w.admit("req_2")
-    assert await w.endings.end("req_2", State.EXPIRED, Reason.DEADLINE)
+    assert await w.endings.end("req_2", Reason.DEADLINE)
     attempt, _ = await (await w.writer()).open(await w.admit("req_3"), 1, b"nonce", OPENED)
-    assert await w.endings.end("req_3", *CANCELLED)
+    assert await w.endings.end("req_3", Reason.CANCELLED)
     finish(attempt)
     with pytest.raises(Fenced):
         await attempt.closed
@@ -87,7 +86,7 @@ async def test_what_is_cancelled_is_booked_as_far_as_its_journal_says(w: World, 
         await w.opened(await w.writer(), 3, b"nonce-3")
     else:
         await added(attempt, 3)  # after the record was read
-    assert await w.endings.end("req_1", *CANCELLED, record)
+    assert await w.endings.end("req_1", Reason.CANCELLED, record)
     assert await counts(w) == (ended(State.CANCELLED), 2 if dead else 3)
     found = await w.store.record("req_1")
     assert found
@@ -133,7 +132,7 @@ async def test_a_journal_that_nobody_can_read_is_booked_by_its_queue_entry(w: Wo
     await w.redis.unlink(w.store.key("req_1"))
     await w.redis.xadd(w.store.key("req_1"), {b"m": b"{"}, id="0-1")
     entry = QueueEntry("s", "1-1", "batch", "req_1", "t", "s", 1, 1)
-    assert await w.endings.end_unreadable(entry, State.FAILED, Reason.JOURNAL_LOST)
+    assert await w.endings.end_unreadable(entry)
     found = await ledger(w)
     assert {one: row.states for one, row in found.items()} == {
         ROW._replace(request_class="batch"): ended(State.FAILED)

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from serve_app import timings
 from serve_app.cli import dead
-from serve_app.clock import RedisClock
 from serve_app.contract import WorkerLease
 from serve_app.journal.entries import REQUEST_ID, Entry
 from serve_app.journal.reader import JournalReader
@@ -20,7 +19,7 @@ from serve_app.loops import Loops
 from serve_app.observability.metrics import Telemetry
 from serve_app.observability.metrics_pages import Snapshots, merge_pages
 from serve_app.redis.keyspace import ingresses_key, metrics_key, workers_key
-from serve_app.request_queue import QueueDepths, QueueEntry
+from serve_app.request_queue import QueueEntry
 from serve_app.requests.dead_letters import DeadLetters, UnreadableLetter
 from serve_app.requests.endings import Deadlines
 from tests.journal.in_process import door
@@ -171,7 +170,7 @@ async def test_a_late_request_with_an_unreadable_journal_keeps_no_other_from_exp
     for name in ("req_bad", "req_late"):
         await w.admit(name, timeout_s=-300)
     await w.redis.xadd(w.store.key("req_bad"), {"n": b"nonce", "m": b"no json"}, id="1-0")
-    await Deadlines(w.endings, QueueDepths(w.queue()), RedisClock(), Loops()).sweep()
+    await Deadlines(w.link, w.settings.namespace, w.endings, Loops()).sweep()
     assert await w.ending("req_late") == ("expired", "deadline")
     (left,) = await w.redis.xrange(w.stream("standard"))
     assert left[1][b"r"] == b"req_bad", "for who claims it"

@@ -53,9 +53,9 @@ async def test_a_full_redis_refuses_new_requests_and_takes_every_end(
         assert await w.ids() == ["0-1", "1-0", "1-1"], "what a request writes waits"
         finish(attempt)
         await attempt.closed
-        for name, state in zip(waiting, (State.CANCELLED, State.EXPIRED), strict=True):
-            assert await w.endings.end(name, state, Reason.DEADLINE)
-            assert (await w.ending(name))[0] is state
+        for name, reason in zip(waiting, (Reason.CANCELLED, Reason.DEADLINE), strict=True):
+            assert await w.endings.end(name, reason)
+            assert (await w.ending(name))[0] is reason.state
         with pytest.raises(RedisUnavailable, match="OOM command not allowed"):
             await w.admit("req_2")
         await w.operator.config_set("maxmemory", ROOM_BYTES)

@@ -12,7 +12,7 @@ import pytest
 
 from serve_app import timings
 from serve_app.cluster.leases import Entrance, Membership
-from serve_app.contract import IngressLease, Reason, State
+from serve_app.contract import IngressLease, Reason
 from serve_app.dispatch.attempts import Quarantine, StallReason
 from serve_app.policy.classes import CLASSES
 from serve_app.processes import IngressProcess
@@ -62,15 +62,14 @@ async def test_what_ends_between_its_claim_and_its_start_takes_no_slot_and_no_ca
         worker.busy["first"].set()
         await eventually(lambda: "second" in worker.order)
         assert ingress.dispatcher.in_flight == 3, "`last` is not claimed yet"
-        state = State.CANCELLED if reason is Reason.CANCELLED else State.EXPIRED
         for name in ("unwanted", "batch"):
-            assert await w.endings.end(name, state, reason)
+            assert await w.endings.end(name, reason)
         await eventually(lambda: ingress.dispatcher.in_flight == 1)
-        assert await w.endings.end("second", state, reason), "one that runs goes on until it sees"
+        assert await w.endings.end("second", reason), "one that runs goes on until it sees"
         worker.busy["second"].set()
         await eventually(lambda: ended(w, "last"))
         assert worker.order == ["first", "second", "last"]
-        assert await states(w, "unwanted", "batch", "second") == [state] * 3
+        assert await states(w, "unwanted", "batch", "second") == [reason.state] * 3
 
 
 async def test_urgent_classes_go_first_and_batch_gets_its_share(w: World) -> None:
@@ -110,8 +109,7 @@ async def test_a_request_in_quarantine_holds_no_slot_that_another_could_have(
     async with serving(w, capacity=1) as (worker, ingress):
         worker.deadly = {"suspect"}
         worker.busy = {"next": asyncio.Event()}
-        async with Quarantine(w.link, namespace).alone(within_s=60) as turn:
-            assert turn
+        async with Quarantine(w.link, namespace).alone():
             await w.admit("suspect")
             await eventually(lambda: ingress.dispatcher._attempts.stalls.keys(StallReason.TURN))
             assert ingress.dispatcher.lease(complete=True).running == 0, "others may have its room"

@@ -11,7 +11,7 @@ import pytest
 
 from serve_app import timings
 from serve_app.admission.admission import Receipt
-from serve_app.contract import Reason, State
+from serve_app.contract import Reason
 from serve_app.errors import RedisUnavailable
 from serve_app.journal.entries import REQUEST_ID
 from serve_app.policy.tenant_limits import MINUTE
@@ -55,7 +55,7 @@ async def loses(clients: Clients, receipt: Receipt, how: str) -> None:
     if how == "undecodable":
         await w.operator.xadd(key, {b"m": b"{"}, id=str(REQUEST_ID))
         entry = QueueEntry("s", "1-1", "standard", receipt.request_id, "t", "s", 1, 1)
-        assert await w.endings.end_unreadable(entry, State.FAILED, Reason.JOURNAL_LOST)
+        assert await w.endings.end_unreadable(entry)
 
 
 @pytest.mark.parametrize("how", ["an older worker", "deleted", "undecodable"])

@@ -224,7 +224,7 @@ async def test_a_journal_says_how_much_was_written(w: World) -> None:
     await answers(w, "req_expired", State.EXPIRED, Reason.DEADLINE)
     await (await w.writer()).open("req_broken_off", 1, b"nonce-2", OPENED)
     for request_id in ("req_cancelled", "req_broken_off"):
-        await w.endings.end(request_id, State.CANCELLED, Reason.CANCELLED)
+        await w.endings.end(request_id, Reason.CANCELLED)
     assert {entry.request_id: await written_in_journal(w.store, entry) for entry in entries} == {
         "req_1": CompletionStats(42),
         "req_cancelled": CompletionStats(0, whole=False, begun=False),

@@ -83,7 +83,7 @@ async def test_the_fields_of_a_journal(w: World) -> None:
     await accepted(w, "req_3")
     await opened("req_3", 1)
     assert await w.store.void("req_3", 1, b"nonce-1")
-    await w.endings.end("req_3", State.CANCELLED, Reason.CANCELLED)
+    await w.endings.end("req_3", Reason.CANCELLED)
     for request_id in ("req_2", "req_3"):
         await look(request_id)
     said = {

@@ -14,7 +14,7 @@ import pytest
 import trustme
 
 from serve_app import timings
-from serve_app.contract import Reason, State
+from serve_app.contract import Reason
 from serve_app.observability.metrics import Telemetry
 from serve_app.redis.keyspace import outbox_key
 from serve_app.webhooks.outbox import Outbox, telling
@@ -80,7 +80,7 @@ async def test_each_end_of_what_goes_on_without_a_client_is_told_once(
             chat = await at.detached("a lighthouse")
             await at.http.delete(f"/v1/requests/{chat}")
             late = await at.detached("a lighthouse")
-            assert await at.ingress.endings.end(late, State.EXPIRED, Reason.DEADLINE)
+            assert await at.ingress.endings.end(late, Reason.DEADLINE)
             await eventually(lambda: len(server.asked) == 3)
             told = {event["data"]["id"]: event["type"] for event in map(verified, server.asked)}
             assert told == {

@@ -37,7 +37,6 @@ from workers.journal_writer import JournalWriter
 TERMINAL = str(TERMINAL_ID)
 LAST = "1-2"
 SIMULATED = EngineSettings(kind="simulated")
-CANCELLED = (State.CANCELLED, Reason.CANCELLED)
 RETENTION_S = 30
 
 
@@ -55,7 +54,7 @@ async def test_nothing_can_follow_the_terminal_entry(w: World) -> None:
             await w.redis.xadd(w.store.key("req_1"), {"a": "b"}, id=entry_id)
     with pytest.raises(Fenced):
         await w.opened(await w.writer(), 2, b"nonce-2")
-    assert not await w.endings.end("req_1", *CANCELLED)
+    assert not await w.endings.end("req_1", Reason.CANCELLED)
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -143,7 +142,7 @@ async def test_a_journal_that_failed_or_was_cancelled_keeps_its_entries(
     attempt = await w.started()
     await added(attempt, 1)
     if outside:
-        await w.endings.end("req_1", *CANCELLED)
+        await w.endings.end("req_1", Reason.CANCELLED)
     else:
         attempt.stop(State.FAILED, Reason.ENGINE_ERROR, SUMMARY, None)
         await attempt.closed
@@ -264,7 +263,7 @@ async def test_a_redis_that_is_away_is_one_exception_everywhere(namespace: str) 
             w.store.record("req_1"),
             w.queue().claim(5),
             w.depths(),
-            w.endings.end("req_1", *CANCELLED),
+            w.endings.end("req_1", Reason.CANCELLED),
         ):
             with pytest.raises(RedisUnavailable):
                 await call

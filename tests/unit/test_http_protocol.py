@@ -290,7 +290,7 @@ def test_an_answer_takes_one_write_for_each_entry_and_no_other(
             await send(message)
 
         follower = followers.follow_new("req_1")
-        parts = ExchangeParts(Nobody(), None, 1e9, None)  # type: ignore[arg-type]
+        parts = ExchangeParts(Nobody(), 1e9, None)  # type: ignore[arg-type]
         answer = Exchange(parts, follower, "/v1/completions", None, streamed)
         await answer(scope, receive, counted)
 

@@ -18,6 +18,7 @@ NAMES = {
     "journal_key": "n:j:a",
     "body_key": "n:b:a",
     "queue_key": "n:q:a:b",
+    "due_key": "n:due",
     "dead_letters_key": "n:dead",
     "later_request_key": "n:i:a",
     "requests_key": "n:r:a",

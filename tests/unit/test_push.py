@@ -88,8 +88,8 @@ class Client:
         self.breaks = False
         self._sending = False
         self.follower = followers.follow_new(ID)
-        # No deadline is looked at here, nor what is unread.
-        parts = ExchangeParts(Nobody(), None, 0.0, None)  # type: ignore[arg-type]
+        # Nothing is looked at here that is unread.
+        parts = ExchangeParts(Nobody(), 0.0, None)  # type: ignore[arg-type]
         answer = Exchange(parts, self.follower, "/v1/completions", facts=None, streamed=True)
         scope = {"extensions": {PUSH: self._push}} if pushed else {}
         self.task = asyncio.ensure_future(answer(scope, None, self._send))

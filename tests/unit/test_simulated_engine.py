@@ -10,7 +10,6 @@ import pytest
 
 from scripts.simulation import virtual_time
 from serve_app.clock import RedisClock
-from serve_app.contract import State
 from serve_app.journal.attempt_log import AttemptLog, Pause
 from serve_app.journal.entries import AttemptFacts, Entry, RequestFacts, RequestLine
 from serve_app.observability.metrics import Telemetry
@@ -55,7 +54,7 @@ async def answer(journal: list[Entry], pause: Pause) -> tuple[list[Entry], list[
     line = RequestLine("POST", "/v1/completions", "", [])
     await engine.serve("req", line, msgspec.json.encode(body), attempt)
     await engine.stop()
-    attempt.stop(State.COMPLETED)
+    attempt.stop()
     return entries, came_ms
 
 

@@ -70,7 +70,7 @@ class VirtualService:
         self.scheduler: Scheduler[Entry] = Scheduler(rules)
         self.scheduler.capacity = capacity
         self.served: list[Served] = []
-        self.idle_while_waiting = 0
+        self.expired = self.idle_while_waiting = 0
         self._speed = speed
         self._arrivals = deque(sorted(arrivals, key=lambda entry: entry.accepted_ms))
         self._queue = {name: deque[Entry]() for name in CLASSES}
@@ -89,14 +89,8 @@ class VirtualService:
                 arrived = self._arrivals.popleft()
                 self._queue[arrived.request_class].append(arrived)
             while self._running and self._running[0][0] <= self._now_ms:
-                _, number, running = heappop(self._running)
-                entry = running.entry
-                ran = self.served[number].start_ms < entry.deadline_ms
-                written = (
-                    CompletionStats(entry.output_tokens)
-                    if ran
-                    else CompletionStats(0, False, False)
-                )
+                _, _, running = heappop(self._running)
+                written = CompletionStats(running.entry.output_tokens)
                 self.scheduler.ended(running, written, int(self._now_ms))
             self._dispatch()
         return self.served
@@ -110,6 +104,8 @@ class VirtualService:
             ]
             for one in claimed:
                 self.scheduler.add(one)
+            while self.scheduler.drop(lambda one: one.deadline_ms <= self._now_ms):
+                self.expired += 1
             while (running := self.scheduler.next(int(self._now_ms))) is not None:
                 self._start(running)
             if wanted.wait and not claimed:
@@ -119,7 +115,6 @@ class VirtualService:
 
     def _start(self, running: Running[Entry]) -> None:
         entry = running.entry
-        in_time = entry.deadline_ms > self._now_ms
-        end_ms = self._now_ms + in_time * 1000 * cost(entry) / self._speed
+        end_ms = self._now_ms + 1000 * cost(entry) / self._speed
         heappush(self._running, (end_ms, len(self.served), running))
         self.served.append(Served(entry, self._now_ms, end_ms))
