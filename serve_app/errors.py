@@ -243,6 +243,10 @@ def invalid_value(place: str, what: str) -> RequestRefused:
     return invalid(f"Invalid value for '{place}': {what}.", place)
 
 
+def missing(place: str) -> RequestRefused:
+    return invalid(f"Missing required parameter: '{place}'.", place)
+
+
 def context_exceeded(message: str, param: str | None) -> RequestRefused:
     """More tokens than the context has. The text ends with the code: LangChain looks for it there,
     and `openai` no longer puts the whole body into its exceptions.

@@ -221,13 +221,6 @@ class Submissions:
     def _stores(self, path: str, request: Mapping[str, Any], background: bool) -> bool:
         """Whether a client wants its request and the answer stored."""
         wanted = request.get("store")
-        if background and wanted is False:
-            raise RequestRefused(
-                Reason.INVALID_REQUEST,
-                "A response in the background is stored until somebody fetches it; leave out "
-                "'store', or 'background'.",
-                param="background",
-            )
         if wanted is None:
             wanted = path == RESPONSES and self.settings.journal.store_responses
         return background or (path in _STORED_PATHS and wanted is True)

@@ -25,7 +25,7 @@ from serve_app.contract import (
     Reason,
     called,
 )
-from serve_app.errors import RequestRefused, context_exceeded, invalid, invalid_value
+from serve_app.errors import RequestRefused, context_exceeded, invalid, invalid_value, missing
 from serve_app.ingress.validation.fields import (
     CHECKED,
     PATHS,
@@ -160,29 +160,21 @@ def parse(
     if is_alias := isinstance(name, str) and name != model:
         check_model(name, model, aliases)
     ignored = unknown_fields(path, request, limits)
-    if ignored or is_alias or not request.keys().isdisjoint(PATHS[path].get("meaning", ())):
-        body = rewritten(path, body, ignored, {"model": model} if is_alias else {})
     for name in ignored:
         del request[name]
+    changed: dict[str, Any] = {"model": model} if is_alias else {}
     if path == COMPACT and request.get("input") is None:
         if not request.get("previous_response_id"):
-            raise invalid("Missing required parameter: 'input'.", "input")
-        request["input"] = []
-        body = rewritten(path, body, (), {"input": []})
-    _check_forbidden(request, limits)
+            raise missing("input")
+        request["input"] = changed["input"] = []
     check(request, CHECKED[path], limits)
     _check_limits(path, request, limits)
     _check_effects(path, request, limits)
-    if cut := _cut_to(most_output, path, request):
-        request |= cut
-        meant = PATHS[path].get("meaning", {})
-        body = rewritten(path, body, (), {meant.get(name, name): most_output for name in cut})
-    if path in ANTHROPIC:
-        _check_anthropics(request, limits)
-        ignored = [*ignored, *_without_effect(request)]
-    if (field := _PROMPTS.get(path)) and field in request:
-        _check_prompt(request[field], field, chats=path == _EMBEDDINGS)
-    return Parsed(request, body, ignored)
+    cut = _cut_to(most_output, path, request)
+    if ignored or changed or cut or not request.keys().isdisjoint(PATHS[path].get("meaning", ())):
+        body = rewritten(path, body, ignored, {**changed, **cut})
+    request |= cut
+    return Parsed(request, body, [*ignored, *_without_effect(path, request)])
 
 
 def check_model(name: str, model: str, aliases: Collection[str]) -> None:
@@ -191,17 +183,6 @@ def check_model(name: str, model: str, aliases: Collection[str]) -> None:
     if name != model and not (usual and any(fnmatchcase(name, alias) for alias in aliases)):
         message = f"The model '{name[:_NAME_CHARS]}' does not exist; '{model}' is served here."
         raise RequestRefused(Reason.MODEL_NOT_FOUND, message, param="model")
-
-
-def _check_forbidden(request: Mapping[str, Any], limits: RequestLimits) -> None:
-    kwargs = request.get("chat_template_kwargs")
-    own_template = isinstance(kwargs, dict) and "chat_template" in kwargs
-    if own_template and "chat_template" not in limits.allowed_fields:
-        place = "chat_template_kwargs.chat_template"
-        raise invalid("Custom chat templates are not allowed here.", place)
-    if request.get("priority"):
-        advice = "Set the priority with the header x-hermes-class or with service_tier."
-        raise invalid(advice, "priority")
 
 
 def _cut_to(most: int, path: str, request: Mapping[str, Any]) -> Mapping[str, int]:
@@ -278,6 +259,13 @@ def _too_long(path: str, request: Mapping[str, Any], most_tokens: int) -> Iterat
 
 def _check_limits(path: str, request: Mapping[str, Any], limits: RequestLimits) -> None:
     """Refuse what would stall an engine or reach into it."""
+    kwargs = request.get("chat_template_kwargs")
+    own_template = isinstance(kwargs, dict) and "chat_template" in kwargs
+    if own_template and "chat_template" not in limits.allowed_fields:
+        place = "chat_template_kwargs.chat_template"
+        raise invalid("Custom chat templates are not allowed here.", place)
+    if (field := _PROMPTS.get(path)) and field in request:
+        _check_prompt(request[field], field, chats=path == _EMBEDDINGS)
     _check_sequences(path, request, limits)
     _check_schemas(request, limits)
     for name in ("messages", "input") if path not in ANTHROPIC else ():
@@ -410,22 +398,15 @@ def _check_effects(path: str, request: Mapping[str, Any], limits: RequestLimits)
         _check_objects(text, "text", "format")
         _check_format(text.get("format"), "text.format", "schema")
     _check_format(request.get("response_format"), "response_format", "json_schema")
-
-
-_NOT_HERE = {
-    "container": "there are no containers here",
-    "mcp_servers": "MCP servers are not called from here",
-    "output_format": "use 'output_config.format' instead",
-}
+    if path in ANTHROPIC:
+        _check_anthropics(request, limits)
+    if path == RESPONSES and request.get("background") and request.get("store") is False:
+        what = "the response is stored until somebody fetches it; leave out 'store', or this"
+        raise invalid_value("background", what)
 
 
 def _check_anthropics(request: Mapping[str, Any], limits: RequestLimits) -> None:
-    """Refuse what Anthropic's own servers would do beside a message, and pictures from elsewhere.
-    The arguments of calls, which may have any fields, are not looked into.
-    """
-    for name, why in _NOT_HERE.items():
-        if request.get(name):
-            raise invalid_value(name, why)
+    """Refuse pictures from elsewhere, and a choice among tools that are not there."""
     _check_sources(request["messages"], "messages", limits)
     choice, tools = request.get("tool_choice") or {}, request.get("tools") or ()
     if choice.get("type") in ("any", "tool") and not tools:
@@ -435,6 +416,7 @@ def _check_anthropics(request: Mapping[str, Any], limits: RequestLimits) -> None
 
 
 def _check_sources(content: Any, place: str, limits: RequestLimits) -> None:
+    """The arguments of calls, which may have any fields, are not looked into."""
     for item in content if isinstance(content, list) else ():
         if isinstance(item, dict):
             source = item.get("source")
@@ -443,9 +425,9 @@ def _check_sources(content: Any, place: str, limits: RequestLimits) -> None:
             _check_sources(item.get("content"), f"{place}.content", limits)
 
 
-def _without_effect(request: Mapping[str, Any]) -> list[str]:
+def _without_effect(path: str, request: Mapping[str, Any]) -> list[str]:
     """What is left out of the fields of a message."""
-    thinking = request.get("thinking") or {}
+    thinking = (path in ANTHROPIC and request.get("thinking")) or {}
     return [f"thinking.{name}" for name in ("budget_tokens", "display") if name in thinking]
 
 
@@ -516,7 +498,7 @@ def _check_format(wanted: Any, place: str, of_schema: str) -> None:
         raise invalid_value(f"{place}.schema", "it must be an object")
     if kind == of_schema and isinstance(schema, dict) and schema.get("schema") is None:
         place = f"{place}.{of_schema}.schema"
-        raise invalid(f"Missing required parameter: '{place}'.", place)
+        raise missing(place)
 
 
 def _check_objects(holder: Mapping[str, Any], place: str, known: str) -> None:

@@ -96,19 +96,17 @@ def documented(path: str) -> dict[str, Any]:
 
 
 def _in_words(schema: Schema) -> dict[str, Any]:
-    settings = [f"`limits.{schema[key]}`" for key in _SETTABLE if isinstance(schema.get(key), str)]
-    shown = {
-        k: v for k, v in schema.items() if k != "of" and not (k in _SETTABLE and isinstance(v, str))
-    }
+    settings = [key for key in _SETTABLE if isinstance(schema.get(key), str)]
+    shown = {k: v for k, v in schema.items() if k not in ("of", "refused", *settings)}
     for key in ("items", "additionalProperties"):
         if key in schema:
             shown[key] = _in_words(schema[key])
     if "properties" in schema:
         shown["properties"] = {name: _in_words(one) for name, one in schema["properties"].items()}
+    said = [schema[key] for key in ("description", "refused") if key in schema]
     if settings:
-        said = [schema["description"]] if "description" in schema else []
-        shown["description"] = "; ".join([*said, f"see {', '.join(settings)}"])
-    return shown
+        said.append(f"see {', '.join(f'`limits.{schema[key]}`' for key in settings)}")
+    return {**shown, "description": "; ".join(said)} if said else shown
 
 
 _ANYWHERE = frozenset(_RULES["former"]["fields"]).union(
@@ -185,11 +183,12 @@ def rewritten(
     the name that vLLM knows.
     """
     fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    for name, meant in PATHS[path].get("meaning", {}).items():
+    meaning = PATHS[path].get("meaning", {})
+    for name, meant in meaning.items():
         if (value := fields.pop(name, None)) is not None and bytes(value) != b"null":
             fields[meant] = value
     kept = {k: v for k, v in fields.items() if k not in left_out}
-    return msgspec.json.encode({**kept, **changed})
+    return msgspec.json.encode({**kept, **{meaning.get(k, k): v for k, v in changed.items()}})
 
 
 _WORDS = {
@@ -228,6 +227,8 @@ def check(value: Any, schema: Schema, limits: RequestLimits, place: FieldPath = 
     """
     if _KINDS[type(value)].isdisjoint(schema["type"]):
         raise _wrong(place, _must_be(schema))
+    if value and "refused" in schema:
+        raise _wrong(place, schema["refused"])
     if isinstance(value, str):
         _check_text(value, schema, limits, place)
     elif isinstance(value, list):
