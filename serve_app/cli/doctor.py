@@ -11,6 +11,7 @@ import typer
 
 from serve_app.cli.console import (
     DASHBOARD,
+    AsJson,
     Url,
     columns,
     in_one_line,
@@ -50,7 +51,7 @@ def doctor(
     address: Annotated[
         str, typer.Option(help="where `deploy` would find a Ray's dashboard")
     ] = DASHBOARD,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find what keeps a service from starting on this machine, or from working well.
 

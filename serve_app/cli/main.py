@@ -4,10 +4,9 @@ that none waits for the libraries of another.
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib import import_module
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -76,13 +75,13 @@ def options(
 @app.command("up", context_settings=_PASSED_ON)
 def up(context: typer.Context) -> None:
     """Start a service on this machine."""
-    _go_on_as(sys.executable, "serve_app.local", context.args)
+    environment.go_on_as(sys.executable, "serve_app.local", context.args)
 
 
 @app.command("down", context_settings=_PASSED_ON)
 def down(context: typer.Context) -> None:
     """End what `up` has started."""
-    _go_on_as(sys.executable, "serve_app.local", ["--down", *context.args])
+    environment.go_on_as(sys.executable, "serve_app.local", ["--down", *context.args])
 
 
 @app.command("demo", context_settings=_PASSED_ON)
@@ -90,18 +89,11 @@ def demo(context: typer.Context) -> None:
     """Show what the service does when its processes die."""
     options = arguments(context.args)  # before anything is installed
     environment.make_any_ready(options.device)
-    _go_on_as(str(environment.PYTHON), "serve_app.demo", context.args)
+    environment.go_on_as(str(environment.PYTHON), "serve_app.demo", context.args)
 
 
 for _name, (_, _line) in COMMANDS.items():
     app.command(_name, help=_line)(lambda: None)
-
-
-def _go_on_as(python: str, module: str, words: list[str]) -> NoReturn:
-    """Become a module that this interpreter runs."""
-    root = str(environment.ROOT) if environment.IS_CLONE else ""
-    variables = {**os.environ, "PYTHONPATH": root}
-    os.execve(python, [python, "-P", "-m", module, *words], variables)
 
 
 def main() -> None:

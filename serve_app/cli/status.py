@@ -6,11 +6,20 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from serve_app.cli.console import KEY_HELP, Url, age, columns, in_one_line, new_app, one_sentence
+from serve_app.cli.console import (
+    KEY_HELP,
+    AsJson,
+    Url,
+    age,
+    columns,
+    in_one_line,
+    new_app,
+    one_sentence,
+)
 from serve_app.cli.service_api import ServiceApi
 
 _SAMPLE = re.compile(r'^hermes_queue_(\w+)\{class="([^"]+)"\} (\S+)$', re.MULTILINE)
@@ -29,7 +38,7 @@ app = new_app()
 @app.command("status", help=_HELP)
 def status(
     url: Url = "",
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show whether the service is ready, its replicas and its queues."""
     with one_sentence("status"), ServiceApi(url) as api:

@@ -25,7 +25,7 @@ from serve_app.demo import faults, peer, turn
 from serve_app.demo.arguments import arguments
 from serve_app.demo.screen import Pane, Screen
 from serve_app.local import __main__ as quickstart
-from serve_app.local import preflight, ray_cluster, service, surroundings
+from serve_app.local import preflight, processes, ray_cluster, service, surroundings
 from serve_app.local.environment import CLUSTER, HOME
 from serve_app.local.ports import free_port
 
@@ -117,11 +117,8 @@ class Demo:
         self._note_recomputed()  # the counters go with their processes
         self._strike(answer, pane, f"serve deploy  {upgrade.begin()}")
         self._screen.went_on("…")
-        deadline_s = time.monotonic() + _READY_WITHIN_S
-        while not upgrade.is_done():
-            if time.monotonic() > deadline_s:
-                raise RuntimeError("the new version does not serve, or old processes still run")
-            time.sleep(0.25)
+        if not processes.until(upgrade.is_done, _READY_WITHIN_S):
+            raise RuntimeError("the new version does not serve, or old processes still run")
         over = ", after the answer's end" if answer.has_ended else ""
         self._screen.went_on(f"all replaced at {answer.since_first_s():.1f} s{over}")
         self._note_recomputed()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
 import tempfile
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +40,12 @@ class Peer:
     url: str
     pid: int
 
+    def is_ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health", timeout=5).is_success
+        except httpx.HTTPError:
+            return False
+
     def kill_engine(self) -> None:
         if core := core_of(self.pid):
             os.kill(core, signal.SIGKILL)
@@ -64,10 +68,6 @@ def start(model: str, name: str, device: str, max_model_len: int, stack: ExitSta
     environment = surroundings.kept(os.environ) | own | {"VLLM_RPC_BASE_PATH": str(folder)}
     peer = Peer(f"http://127.0.0.1:{port}", processes.start(command, log, environment, folder))
     stack.callback(processes.end, peer.pid)
-    deadline_s = time.monotonic() + _READY_WITHIN_S
-    while time.monotonic() < deadline_s and processes.is_alive(peer.pid):
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{peer.url}/health", timeout=5).status_code == 200:
-                return peer
-        time.sleep(0.25)
-    raise RuntimeError(f"vLLM's own server does not start:\n{processes.tail(log)}")
+    if not processes.until(peer.is_ready, _READY_WITHIN_S, peer.pid, every_s=0.25):
+        raise RuntimeError(f"vLLM's own server does not start:\n{processes.tail(log)}")
+    return peer

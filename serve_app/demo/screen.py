@@ -114,8 +114,8 @@ class Screen:
         self.panes.append(Pane(title, self.console.width // of))
         return self.panes[-1]
 
-    def fault(self, at_s: float, words: str, after: str = "…") -> None:
-        self._faults.append((f"{at_s:5.1f} s", words, after))
+    def fault(self, at_s: float, words: str) -> None:
+        self._faults.append((f"{at_s:5.1f} s", words, "…"))
 
     def went_on(self, after: str) -> None:
         """What followed the newest fault."""

@@ -18,10 +18,10 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from serve_app.local import environment, preflight, surroundings
-from serve_app.local.environment import CLUSTER, IS_CLONE, ROOT
+from serve_app.local.environment import CLUSTER, IS_CLONE
 
 _OWN_VARIABLES = ("RAY_ADDRESS", "RAY_AUTH_", "RAY_TMPDIR", "RAY_SERVE_HAPROXY_", "TMPDIR")
 
@@ -189,15 +189,8 @@ def run(options: argparse.Namespace) -> int:
     if problems:
         return 1
     environment.make_ready(locks)
-    in_venv(*sys.argv[1:], "--device", device, "--prepared")
-
-
-def in_venv(*words: str) -> NoReturn:
-    """Go on as `.venv`'s Python. The folder of the shell may have modules of any name."""
-    print(end="", flush=True)
-    python = str(environment.PYTHON)
-    variables = {**os.environ, "PYTHONPATH": str(ROOT) if IS_CLONE else ""}
-    os.execve(python, [python, "-P", "-m", "serve_app.local", *words], variables)
+    words = [*sys.argv[1:], "--device", device, "--prepared"]
+    environment.go_on_as(str(environment.PYTHON), "serve_app.local", words)
 
 
 def up(options: argparse.Namespace, device: str) -> int:
@@ -314,7 +307,7 @@ def down(state_dir: Path) -> int:
         print("  nothing to stop")
         return 0
     if Path(sys.prefix).resolve() != environment.VENV.resolve():
-        in_venv(*sys.argv[1:])
+        environment.go_on_as(str(environment.PYTHON), "serve_app.local", sys.argv[1:])
     from serve_app.local.service import Service
 
     running = Service.load(state_dir)

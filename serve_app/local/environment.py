@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from importlib.metadata import files
 from pathlib import Path
+from typing import NoReturn
 
 from serve_app.local.surroundings import for_packages
 
@@ -58,6 +59,15 @@ _NO_NETWORK = (
     "ProxyError",
     "(from versions: none)",
 )
+
+
+def go_on_as(python: str, module: str, words: Iterable[str]) -> NoReturn:
+    """Become a module that this interpreter runs. The folder of the shell may have modules of any
+    name.
+    """
+    print(end="", flush=True)
+    variables = {**os.environ, "PYTHONPATH": str(ROOT) if IS_CLONE else ""}
+    os.execve(python, [python, "-P", "-m", module, *words], variables)
 
 
 def lock_files(device: str, development: bool) -> list[Path]:

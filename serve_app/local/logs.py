@@ -5,13 +5,12 @@ and shows whether downloading and loading a model makes progress; this may take 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from serve_app.local import ray_cluster
+from serve_app.local import model_fit, ray_cluster
 
 # "(EngineCore pid=7) ERROR 11-22 10:00:00 [core.py:99] ValueError: …", or a traceback's last line
 # without all that.
@@ -88,12 +87,9 @@ def loading(state: Path, source: str) -> str:
     Args:
         source: a folder, a built-in name, or a hub id, whose downloaded bytes are counted.
     """
-    home = os.environ.get("HF_HOME", "~/.cache/huggingface")  # as the hub's own library has it
-    hub = Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE", f"{home}/hub")))
-    here = hub / f"models--{source.replace('/', '--')}" / "blobs"
     size = 0
     with contextlib.suppress(PermissionError):  # HOME may be closed to this user
-        for blob in here.glob("*"):
+        for blob in model_fit.downloaded(source).glob("blobs/*"):
             with contextlib.suppress(FileNotFoundError):  # complete now, and renamed
                 size += blob.stat().st_blocks * 512  # its length may be the full one from the start
     parts = [f"model: {size / 1e9:.2f} GB here"] if size else []

@@ -28,7 +28,7 @@ def folder_of(model: str) -> Path | None:
     """
     if Path(model).is_dir():
         return Path(model)
-    cache = hub_cache() / f"models--{model.replace('/', '--')}"
+    cache = downloaded(model)
     main = cache / "refs" / "main"
     revisions = [cache / "snapshots" / main.read_text().strip()] if main.exists() else []
     revisions += sorted(cache.glob("snapshots/*"))
@@ -37,9 +37,14 @@ def folder_of(model: str) -> Path | None:
 
 def hub_cache() -> Path:
     """Where huggingface_hub keeps what it has downloaded."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    hub = os.environ.get("HF_HOME") or Path(home) / "huggingface"
-    return Path(os.environ.get("HF_HUB_CACHE") or Path(hub) / "hub")
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
+    return Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or f"{home}/hub"))
+
+
+def downloaded(model: str) -> Path:
+    """Where it keeps a model's files, if it has any."""
+    return hub_cache() / f"models--{model.replace('/', '--')}"
 
 
 def read(folder: Path) -> Model:

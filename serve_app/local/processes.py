@@ -7,7 +7,9 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import filterfalse
 from pathlib import Path
 
 import psutil
@@ -36,9 +38,25 @@ def start(command: Sequence[str], log: Path, environment: Mapping[str, str], cwd
     return child.pid
 
 
+def until(
+    came: Callable[[], bool], within_s: float, pid: int | None = None, every_s: float = 0.05
+) -> bool:
+    """Wait until something has come. Returns whether it has, in time and before a process ended.
+
+    Args:
+        pid: of the process that it depends on, if any.
+    """
+    deadline = time.monotonic() + within_s
+    while not (has_come := came()):
+        if time.monotonic() >= deadline or (pid is not None and not is_alive(pid)):
+            break
+        time.sleep(every_s)
+    return has_come
+
+
 def is_alive(pid: int) -> bool:
     """Whether a process runs (a zombie does not)."""
-    return any(map(_runs, _processes([pid])))
+    return not all(map(_ended, _processes([pid])))
 
 
 def descendants(pid: int) -> list[int]:
@@ -90,13 +108,11 @@ def end(pid: int, timeout_s: float = 15.0) -> None:
     remains as a zombie.
     """
     family = list(_processes([pid, *descendants(pid)]))
-    deadline = time.monotonic() + timeout_s
     with contextlib.suppress(psutil.NoSuchProcess):
         for first in family[:1]:
             first.terminate()
-            while _runs(first) and time.monotonic() < deadline:
-                time.sleep(0.05)
-    for member in filter(_runs, family):
+            until(partial(_ended, first), timeout_s)
+    for member in filterfalse(_ended, family):
         with contextlib.suppress(psutil.NoSuchProcess):
             member.kill()
     for member in family:
@@ -107,10 +123,8 @@ def reap(pid: int, within_s: float = 30.0) -> None:
     """Collect the exit status of a child; a process that adopts orphans has them as children,
     too.
     """
-    deadline = time.monotonic() + within_s
     with contextlib.suppress(ChildProcessError):  # it is not our process
-        while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: os.waitpid(pid, os.WNOHANG) != (0, 0), within_s, every_s=0.01)
 
 
 def _processes(pids: Iterable[int]) -> Iterator[psutil.Process]:
@@ -122,10 +136,10 @@ def _processes(pids: Iterable[int]) -> Iterator[psutil.Process]:
             yield psutil.Process(pid)
 
 
-def _runs(process: psutil.Process) -> bool:
+def _ended(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() not in _ENDED
-    return False
+        return not process.is_running() or process.status() in _ENDED
+    return True
 
 
 def tail(log: Path, lines: int = 20) -> str:

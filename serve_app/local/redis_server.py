@@ -13,9 +13,9 @@ import os
 import re
 import secrets
 import socket
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from serve_app.local import ports, processes
@@ -87,12 +87,10 @@ def start(
     configuration.write_text(_with(shipped, {**own, **(settings or {})}))
     log = folder / "redis.log"
     pid = processes.start([server, str(configuration)], log, os.environ, folder)
-    deadline = time.monotonic() + _LOADED_WITHIN_S
-    while not _answers(port, "" if acl else password):
-        if not processes.is_alive(pid) or time.monotonic() > deadline:
-            processes.end(pid)
-            raise RuntimeError(f"redis-server did not start:\n{processes.tail(log)}")
-        time.sleep(0.05)
+    answers = partial(_answers, port, "" if acl else password)
+    if not processes.until(answers, _LOADED_WITHIN_S, pid):
+        processes.end(pid)
+        raise RuntimeError(f"redis-server did not start:\n{processes.tail(log)}")
     return RedisServer(pid, port, bind or "127.0.0.1", password)
 
 

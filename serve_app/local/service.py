@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import yaml
 
 from serve_app.cli.serve_api import (
@@ -108,11 +106,9 @@ class Service:
         Raises:
             RuntimeError: it did not start; the message contains the end of its log.
         """
-        deadline = time.monotonic() + 20
         folder = Path(self.state_dir) / "redis"
         port = redis_server.port_of(folder)  # the URL may lead to something in front of Redis
-        while ports.is_taken(port) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        processes.until(lambda: not ports.is_taken(port), within_s=20)
         processes.reap(self.pids["redis"], within_s=0)
         host = urlsplit(self.redis_url).hostname or ""
         self.pids["redis"] = redis_server.start(
@@ -231,16 +227,10 @@ def look_after(service: Service, tell: Callable[[str], None]) -> None:
 def readiness(url: str) -> dict[str, Any]:
     """`/readyz`, or why it cannot be read."""
     try:
-        with urllib.request.urlopen(f"{url}/readyz", timeout=5) as response:
-            answer: dict[str, Any] = json.load(response)
-            return answer
-    except urllib.error.HTTPError as error:
-        with contextlib.suppress(json.JSONDecodeError):
-            answer = json.load(error)
-            return answer if isinstance(answer, dict) else {}
-    except OSError:
-        pass
-    return {}
+        answer = httpx.get(f"{url}/readyz", timeout=5, verify=False).json()
+    except (httpx.HTTPError, ValueError):
+        return {}
+    return answer if isinstance(answer, dict) else {}
 
 
 def takes_chats(url: str, model: str) -> bool:
@@ -248,18 +238,11 @@ def takes_chats(url: str, model: str) -> bool:
     completes text.
     """
     body = {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "Hello"}]}
-    asked = urllib.request.Request(
-        f"{url}/v1/chat/completions",
-        json.dumps(body).encode(),
-        {"content-type": "application/json"},
-    )
     try:
-        with urllib.request.urlopen(asked, timeout=60):
-            return True
-    except urllib.error.HTTPError as error:
-        return b"chat template" not in error.read()
-    except OSError:
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60, verify=False)
+    except httpx.HTTPError:
         return True  # nobody knows
+    return answer.is_success or b"chat template" not in answer.content
 
 
 def is_whole(ready: Mapping[str, Any]) -> bool:

@@ -59,6 +59,7 @@ OWNERS = {
         "serve_app.client",
         "serve_app.cli",
         "serve_app.demo",
+        "serve_app.local.service",
         "serve_app.webhooks.post",
     ),
     "rich": ("serve_app.demo",),
