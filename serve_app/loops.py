@@ -107,12 +107,12 @@ async def repeat(every_s: float, sweep: Work, outage: Outage) -> None:
             outage.failed(error)
 
 
-def retrieved(task: asyncio.Task[Any]) -> None:
-    """A done callback for a task that several share, because all that waited may have gone: it
-    retrieves the exception, which asyncio would report.
+def retrieved(done: asyncio.Future[Any]) -> None:
+    """Retrieve the exception, which asyncio would report. A done callback for what several share,
+    because all that waited may have gone.
     """
-    if not task.cancelled():
-        task.exception()
+    if not done.cancelled():
+        done.exception()
 
 
 async def ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
@@ -125,8 +125,7 @@ async def ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
             task.cancel()
         done, left = await asyncio.wait(left, timeout=timings.LOOP_CANCEL_AGAIN_S)
         for task in done:
-            if not task.cancelled():
-                task.exception()  # retrieve the result, which the caller does not need
+            retrieved(task)
 
 
 _EMPTY = Context()

@@ -353,17 +353,13 @@ def files_of(base: Foundation) -> Files | None:
     return Files(base.link, base.clock, settings, Storage(f"{where}/{settings.namespace}"))
 
 
-def order_rules(settings: Settings, weights: Mapping[str, float] | None = None) -> Rules:
-    """`weights`: of tenants, in place of those of the settings; they may change at any time."""
+def order_rules(settings: Settings, weights: Mapping[str, float]) -> Rules:
+    """`weights`: of tenants; they may change at any time."""
     order = settings.order
     shares = order.interactive_share, order.ageing_s, order.aged_share, order.interactive_credit
     return Rules(
         ClassRules(*shares),
-        TenantRules(
-            order.tenant_weights if weights is None else weights,
-            order.prompt_weight,
-            order.output_weight,
-        ),
+        TenantRules(weights, order.prompt_weight, order.output_weight),
         order.claim_ahead,
         order.short_first_ms_per_cost,
         settings.workers.max_running_requests,

@@ -30,6 +30,7 @@ from serve_app.errors import Fenced, RedisUnavailable
 from serve_app.foundation import Foundation
 from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.entries import AttemptFacts, Entry, RequestFacts, decode_facts, decode_line
+from serve_app.loops import retrieved
 from serve_app.observability.logs import about
 from serve_app.observability.tracing import Facts
 from serve_app.policy.order import KV_FULL, spare_slots
@@ -199,8 +200,7 @@ class WorkerReplica:
     def _done(self, task: asyncio.Task[AttemptResult]) -> None:
         self._running.discard(task)
         self._telemetry.set("hermes_in_flight_requests", len(self._running))
-        if not task.cancelled():
-            task.exception()  # retrieve the exception, because a dead caller will not
+        retrieved(task)  # a dead caller will not
 
     async def _run(self, request_id: str, epoch: int, cause: str) -> AttemptResult:
         self._health.check()

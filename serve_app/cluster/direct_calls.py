@@ -35,7 +35,7 @@ from serve_app import timings
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import AttemptResult, Cause, Execute, WorkerAddress, WorkerLost
 from serve_app.errors import RedisUnavailable
-from serve_app.loops import ended
+from serve_app.loops import ended, retrieved
 
 log = logging.getLogger("hermes.calls")
 
@@ -297,8 +297,7 @@ class DirectCalls:
 
         def over(answer: asyncio.Future[AttemptResult]) -> None:
             connection.waiting.pop(call.call, None)
-            if not answer.cancelled():
-                answer.exception()  # retrieve it: the caller may have given up
+            retrieved(answer)  # the caller may have given up
 
         answer.add_done_callback(over)
         connection.send(_encode(call))
