@@ -40,7 +40,6 @@ PURE = (
 )
 IMPURE_LIBRARIES = {
     "ray",
-    "redis",
     "hiredis",
     "fastapi",
     "starlette",
@@ -63,7 +62,6 @@ OWNERS = {
         "serve_app.webhooks.post",
     ),
     "rich": ("serve_app.demo",),
-    "redis": ("serve_app.demo.faults",),  # as an operator
     "xgrammar": ("workers.grammars",),
     "vllm": (
         "workers.vllm_engine",
