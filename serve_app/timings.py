@@ -249,7 +249,7 @@ BATCH_LINE_KEPT_S = 86_400.0
 BATCH_SHOW_S = 2.0
 """Time between two looks at how far the batches are, for the metrics."""
 BATCH_RUBBISH_S = 3_600.0
-"""Time between two searches for segments that no batch knows."""
+"""Time between two searches for segments that no batch needs."""
 
 # -- ingress --------------------------------------------------------------------------------------
 
@@ -304,7 +304,7 @@ FILES_SWEEP_LOOK_S = 60.0
 """Time between two looks of an ingress whether a search is due."""
 UNKNOWN_OBJECT_S = 86_400.0
 """How old an object without a record is when it is deleted: more than an upload or the making of an
-output takes.
+output takes. For as long segments outlive their batch: more than what Redis may lose of its end.
 """
 
 # -- workers --------------------------------------------------------------------------------------

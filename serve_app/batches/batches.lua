@@ -39,12 +39,13 @@ close   KEYS  3 open lines
         ARGV  3 outcome, 4 output file, 5 error file, 6 now: nothing is taken or marked from now on
         returns outcome, output file and error file, as they were closed with first; 0 if it is not
               completed, because Redis has lost what was taken or marked
-over    KEYS  3 open lines, 4 segments, 5 tokens of the tenant's batches
+over    KEYS  3 open lines, 4 segments, 5 tokens of the tenant's batches, 6 batches that are not over,
+              7 news
         ARGV  3 id, 4 outcome, 5 output file, 6 error file (empty: there is none), 7 lines without a
               result, 8 errors, 9 now, 10 lifetime (ms); 11... commands that tell of it: it is over
         returns 1
 forget  KEYS  2 batches that are not over, instead; 3 news
-        ARGV  3 id: nothing is left to do for it
+        ARGV  3 id: it is gone, or an older version has ended it
         returns 1
 
 Commands are given as the number of their words and the words, one after the other. A step whose
@@ -190,6 +191,8 @@ function leaders.over()
   redis.call('PEXPIRE', KEYS[2], ARGV[10])
   redis.call('UNLINK', KEYS[3], KEYS[4])
   redis.call('HDEL', KEYS[5], ARGV[3])
+  redis.call('ZREM', KEYS[6], ARGV[3])
+  redis.call('ZREM', KEYS[7], ARGV[3])
   run(11)
   return 1
 end

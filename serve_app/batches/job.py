@@ -26,7 +26,7 @@ from serve_app.batches.line_requests import AGAIN, BECAUSE_OF_LOAD, LineAnswer, 
 from serve_app.batches.lines import Asked, LineError, Row, answered_line, asked_by
 from serve_app.batches.progress import Pace, Progress
 from serve_app.batches.record import Batch, BatchState
-from serve_app.batches.segments import SEGMENT_BYTES, Result, Results, folder
+from serve_app.batches.segments import SEGMENT_BYTES, Result, Results
 from serve_app.clock import RedisClock
 from serve_app.contract import Reason, State
 from serve_app.errors import RedisUnavailable, RequestRefused
@@ -228,22 +228,19 @@ class Job:
         batch, leading = self.batch, self.parts.leading
         if batch.facts.window:
             self._window = DayWindow.parse(batch.facts.window)
-        if not (batch.state.over or batch.outcome or batch.in_progress_ms):
+        if not (batch.outcome or batch.in_progress_ms):
             errors = await insist(self.batch, "check", self._checked)
             if errors or self._cancelled:
                 outcome = BatchState.FAILED if errors else BatchState.CANCELLED
                 closed = Closed(outcome, "", "")
-                await insist(self.batch, "end", lambda: self._end(closed, 0, errors))
-                return await self._clean()
-        if not (batch.state.over or batch.outcome):
+                return await insist(self.batch, "end", lambda: self._end(closed, 0, errors))
+        if not batch.outcome:
             await self._recover()
             await self._work()
-        if not batch.state.over:
-            self._state = BatchState.FINALIZING
-            closed = Closed(self._outcome, new_file_id(), new_file_id())
-            closed = await insist(self.batch, "close", lambda: leading.close(batch, closed))
-            await insist(self.batch, "join", lambda: self._join(closed))
-        await self._clean()
+        self._state = BatchState.FINALIZING
+        closed = Closed(self._outcome, new_file_id(), new_file_id())
+        closed = await insist(self.batch, "close", lambda: leading.close(batch, closed))
+        await insist(self.batch, "join", lambda: self._join(closed))
 
     async def _checked(self) -> Sequence[LineError]:
         """Check its file, unless it is cancelled. Returns what is wrong with it."""
@@ -368,16 +365,6 @@ class Job:
         await self.parts.leading.over(self.batch, closed, unfinished, errors)
         self._state = closed.outcome
         self.parts.telemetry.done(closed.outcome, unfinished)
-
-    async def _clean(self) -> None:
-        """Delete what only this batch has needed."""
-
-        async def clean() -> None:
-            its = self.parts.storage.under(folder(self.batch))
-            await self.parts.storage.delete([path async for path in its])
-            await self.parts.leading.forget(self.batch)
-
-        await insist(self.batch, "clean", clean)
 
     # -- lines ------------------------------------------------------------------------------------
 

@@ -134,15 +134,16 @@ class Leading:
                 gone = set(some) - {one.facts.id for one in found}
                 for batch_id in gone:
                     log.error("batch %s is gone or cannot be read", batch_id)
-                    await self._forget(model, batch_id)
+                for batch_id in gone.union(one.facts.id for one in found if one.state.over):
+                    await self._step("forget", *self._open(model), given=(batch_id,))
                 yield found
 
-    async def not_over(self, ids: Sequence[str]) -> set[str]:
-        """Those of them that are not over, of whatever model."""
+    async def over_since(self, ids: Sequence[str], since_ms: int) -> set[str]:
+        """Those of them that are not over, or ended since then (Unix ms), of whatever model."""
         found = set[str]()
         for at in range(0, len(ids), _A_LOOK):
             batches = await self.read(ids[at : at + _A_LOOK])
-            found |= {one.facts.id for one in batches if not one.state.over}
+            found |= {one.facts.id for one in batches if not 0 < one.over_ms <= since_ms}
         return found
 
     async def read(self, ids: Sequence[str]) -> list[Batch]:
@@ -210,22 +211,19 @@ class Leading:
     ) -> None:
         """It has ended like that, of which webhooks tell. `unfinished`: lines without a result."""
         of_lines = self._lines(batch), self._segments(batch), self._tokens(batch)
+        _, *listed = self._open(batch.facts.model)
         lifetime_ms = int(self._settings.batches.retention_days * 24 * timings.HOUR_MS)
         told = msgspec.json.encode(errors) if errors else ""
         facts, now_ms = batch.facts, self._clock.now_ms()
         given = (facts.id, *closed, unfinished, told, now_ms, lifetime_ms)
         its = f"{BATCH}.{closed.outcome}", facts.id, facts.tenant, now_ms, facts.webhook
         telling_all = as_arguments(telling(self._settings, *its))
-        await self._step("over", *self._keys(batch, *of_lines), given=(*given, *telling_all))
+        keys = self._keys(batch, *of_lines, *listed)
+        await self._step("over", *keys, given=(*given, *telling_all))
 
-    async def forget(self, batch: Batch) -> None:
-        """Nothing is left to do for it."""
-        await self._forget(batch.facts.model, batch.facts.id)
-
-    async def _forget(self, model: str, batch_id: str) -> None:
+    def _open(self, model: str) -> tuple[str, ...]:
         makers = batch_leader_key, open_batches_key, batch_news_key
-        keys = [make(self._namespace, model) for make in makers]
-        await self._step("forget", *keys, given=(batch_id,))
+        return tuple(make(self._namespace, model) for make in makers)
 
     def _keys(self, batch: Batch, *more: str) -> tuple[str, ...]:
         leader = batch_leader_key(self._namespace, batch.facts.model)

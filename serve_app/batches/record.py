@@ -119,9 +119,14 @@ class Batch(msgspec.Struct, frozen=True):
     cancelling_ms: int = 0
     cancelled_ms: int = 0
 
+    @property
+    def over_ms(self) -> int:
+        """0 while it is not over."""
+        return max(self.completed_ms, self.failed_ms, self.expired_ms, self.cancelled_ms)
+
     def ends(self, now_ms: int) -> bool:
         """Whether no line of it begins any more."""
-        ending = self.state.over or self.state is BatchState.CANCELLING or self.outcome
+        ending = self.state is BatchState.CANCELLING or self.outcome
         return bool(ending) or now_ms >= self.facts.expires_ms
 
 

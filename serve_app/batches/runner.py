@@ -133,7 +133,7 @@ class BatchRunner:
     def _know(self, tasks: asyncio.TaskGroup, batches: list[Batch]) -> None:
         mine, now_ms = self.parts.leading.model, self.parts.clock.now_ms()
         for batch in batches:
-            if batch.facts.model != mine and not batch.ends(now_ms):
+            if batch.state.over or (batch.facts.model != mine and not batch.ends(now_ms)):
                 continue  # its model may be served again
             job = self.jobs.get(batch.facts.id)
             if job is not None:
@@ -208,16 +208,19 @@ class BatchRunner:
     # -- rubbish ----------------------------------------------------------------------------------
 
     async def _sweep(self) -> None:
-        """Delete what nobody knows of: segments that were written too late."""
+        """Delete what is needed no more, or was written too late."""
         while True:
             await asyncio.sleep(jittered(timings.BATCH_RUBBISH_S))
             with suppress(RedisUnavailable, StorageUnavailable):
                 await self.sweep()
 
     async def sweep(self) -> None:
-        """Delete the segments of batches that are over. Others may be of another model."""
-        found = [path async for path in self.parts.storage.under(FOLDER)]
+        """Delete the segments of batches that ended a day ago: until then Redis may lose an end,
+        which is made again of them. Others may be of another model.
+        """
+        before_s = self.parts.clock.now_s() - timings.UNKNOWN_OBJECT_S
+        found = [path async for path in self.parts.storage.under(FOLDER, before_s)]
         ids = {path.split("/")[1] for path in found}
-        known = await self.parts.leading.not_over(sorted(ids))
-        rubbish = [path for path in found if path.split("/")[1] not in known]
+        kept = await self.parts.leading.over_since(sorted(ids), int(before_s * 1000))
+        rubbish = [path for path in found if path.split("/")[1] not in kept]
         await self.parts.storage.delete(rubbish)

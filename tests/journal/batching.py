@@ -303,20 +303,31 @@ class Bench:
         return found
 
     async def over(self, batch: Batch) -> Batch:
-        """It, once it is over and cleaned up."""
+        """It, once it is over."""
 
-        async def gone() -> Batch | None:
+        async def ended() -> Batch | None:
             found = await self.now(batch)
-            left = [one async for one in self.storage.under(f"segments/{batch.facts.id}/")]
-            known = await self.w.redis.zscore(
-                f"{self.w.settings.namespace}:open_batches:{batch.facts.model}",
-                batch.facts.id,
-            )
-            return found if found.state.over and not left and known is None else None
+            return found if found.state.over else None
 
-        found = await eventually(gone)
+        found = await eventually(ended)
         assert isinstance(found, Batch)
         return found
+
+    async def remember(self) -> dict[bytes, bytes]:
+        """All that Redis has now, for `roll_back`."""
+        operator = self.w.operator
+        keys = [key async for key in operator.scan_iter(f"{self.w.settings.namespace}:*")]
+        found = {key: await operator.dump(key) for key in keys}
+        return {key: value for key, value in found.items() if value is not None}
+
+    async def roll_back(self, to: Mapping[bytes, bytes]) -> None:
+        """Redis has lost all that came since, as after a power cut or a failover."""
+        async with self.w.operator.pipeline(transaction=True) as pipe:
+            for key in {*await self.remember(), *to}:
+                pipe.delete(key)
+            for key, value in to.items():
+                pipe.restore(key, 3_600_000, value)
+            await pipe.execute()
 
     async def lines(self, file_id: str, tenant: str = "t") -> list[dict[str, Any]]:
         """Those of an output file; none if there is no file."""

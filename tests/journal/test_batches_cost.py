@@ -194,7 +194,6 @@ async def test_what_redis_has_of_a_line(w: World, tmp_path: Path) -> None:
             batch, Closed(BatchState.EXPIRED, new_file_id(), new_file_id())
         )
         await leading.over(batch, closed, len(taken))
-        await leading.forget(batch)
         await measure("over")
         await leading.stop()
     print("", *(f"{what}_bytes_a_line={size:.2f}" for what, size in found.items()))

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -16,7 +17,7 @@ from serve_app import timings
 from serve_app.batches.leading import Closed, Deposed, Marked
 from serve_app.batches.record import Batch, BatchState, new_batch_id
 from serve_app.errors import RedisUnavailable
-from serve_app.files.storage import StorageUnavailable
+from serve_app.files.storage import StorageUnavailable, each
 from serve_app.journal.usage import Usage
 from serve_app.policy.tenant_limits import NO_LIMITS
 from serve_app.redis.keyspace import batch_key
@@ -164,31 +165,69 @@ async def test_cancel_event_lost(at: Bench, monkeypatch: pytest.MonkeyPatch) -> 
         assert (found.state, found.completed, found.failed) == (BatchState.CANCELLED, 4, 1)
 
 
-async def test_orphaned_blob(at: Bench) -> None:
-    """A segment that was written by who leads no more is found and deleted."""
+async def test_orphaned_blob(at: Bench, later: Callable[[float], None]) -> None:
+    """A segment that was written by who leads no more is found and deleted, with those that the
+    batch has needed.
+    """
     async with at.leader() as leader:
         found = await at.over(await at.create(PROMPTS))
-
-        async def late() -> AsyncIterator[bytes]:
-            yield b"late"
-
         path = f"segments/{found.facts.id}/late-4-4"
-        await leader.parts.storage.put(path, late())
+        await leader.parts.storage.put(path, each(b"late"))
+        await leader.sweep()
+        assert path in [one async for one in at.storage.under("segments/")]
+        later(timings.UNKNOWN_OBJECT_S + 60)
         await leader.sweep()
         assert [one async for one in at.storage.under("segments/")] == []
 
 
-async def test_the_segments_of_another_model_are_no_rubbish(at: Bench) -> None:
+async def test_the_segments_of_a_long_batch_stay_when_it_has_just_ended(
+    at: Bench, later: Callable[[float], None]
+) -> None:
+    async with at.leader() as leader:
+        batch = await at.create(PROMPTS, window_s=7 * 86_400.0)
+        path = f"segments/{batch.facts.id}/one-4-4"
+        await at.storage.put(path, each(b"text"))
+        later(2 * timings.UNKNOWN_OBJECT_S)
+        await at.over(batch)
+        await leader.sweep()
+        assert path in [one async for one in at.storage.under("segments/")]
+
+
+async def test_an_end_that_redis_has_lost_is_made_again(
+    at: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same segments, with the same files."""
+    monkeypatch.setattr(timings, "BATCH_LOOK_S", 0.01)
+    remembered = list[dict[bytes, bytes]]()
+    async with at.leader() as leader:
+        over = leader.parts.leading.over
+
+        async def noted(*its: Any) -> None:
+            remembered.append(await at.remember())
+            await over(*its)
+
+        leader.parts.leading.over = noted  # type: ignore[method-assign, assignment]
+        batch = await at.create(PROMPTS)
+        first = await at.over(batch)
+        await leader.sweep()
+        await eventually(lambda: not leader.jobs)
+        await at.roll_back(remembered[0])
+        assert await at.batch_is(batch, BatchState.FINALIZING)
+        found = await at.over(batch)
+        assert found.output_file_id == first.output_file_id
+        await whole(at, found)
+
+
+async def test_the_segments_of_another_model_are_no_rubbish(
+    at: Bench, later: Callable[[float], None]
+) -> None:
     """While a service is upgraded to another model, there is a leader for each."""
-
-    async def text() -> AsyncIterator[bytes]:
-        yield b"text"
-
     facts = (await at.create(PROMPTS)).facts
     others = replace(facts, id=new_batch_id("t"), model="another")
     await at.batches.create(others, NO_LIMITS)
     path = f"segments/{others.id}/one-4-4"
-    await at.storage.put(path, text())
+    await at.storage.put(path, each(b"text"))
+    later(timings.UNKNOWN_OBJECT_S + 60)
     await at.runner().sweep()
     assert [one async for one in at.storage.under("segments/")] == [path]
 
@@ -267,7 +306,6 @@ async def test_zombie_owner_burns_inference(at: Bench, monkeypatch: pytest.Monke
             leading.turn(batch, 0, 1, 2),
             leading.close(batch, Closed(BatchState.EXPIRED, "a", "b")),
             leading.over(batch, Closed(BatchState.EXPIRED, "", ""), 1),
-            leading.forget(batch),
         ):
             with pytest.raises(Deposed):
                 await step
