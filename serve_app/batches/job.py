@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -103,6 +104,10 @@ class Job:
         self._cancelled = self._expired = self._without_input = False
         self._woken = asyncio.Event()
         self._failed: BaseException | None = None
+        self._at_once = math.inf
+        """Lines that may run, for what its tenant has left of its tokens of the month."""
+        self._no_more: RequestRefused | None = None
+        """Why no line is submitted any more: these tokens are used up."""
         self.told(self.batch)
 
     # -- what the feeding asks --------------------------------------------------------------------
@@ -115,7 +120,8 @@ class Job:
     def wants(self) -> bool:
         """Whether a line could begin now."""
         left = self.ready or (self._next < self._total and "refills" not in self._beside)
-        return bool(left) and self._results.bytes < _MOST_UNMARKED_BYTES and self._begins
+        room = self._results.bytes < _MOST_UNMARKED_BYTES and len(self.running) < self._at_once
+        return bool(left) and room and self._begins
 
     @property
     def refilling(self) -> bool:
@@ -393,6 +399,7 @@ class Job:
             self.ready.appendleft(line)
         else:
             self._results.add(result)
+            self._at_once += 1
 
     async def _whatever_fails(self, line: Line, asked: Asked) -> Result | None:
         """`_answered`, again after a defect of ours."""
@@ -482,9 +489,16 @@ class Job:
         for refusals in count(1):
             if not self._begins:
                 return None
+            if self._no_more is not None:
+                raise self._no_more
             try:
                 found = await self._submitted(line, body)
             except RequestRefused as refusal:
+                if refusal.reason is Reason.QUOTA_EXCEEDED:
+                    if len(self.running) > 1:  # these may give back what they do not use
+                        self._at_once = max(1, sum(bool(one.request_id) for one in self.running))
+                        return None
+                    self._no_more, self._at_once = refusal, math.inf
                 if refusal.reason not in BECAUSE_OF_LOAD:
                     raise
             else:

@@ -381,13 +381,24 @@ def more_than(prompts: list[str], number: int) -> bool:
 
 
 async def test_lines_count_only_towards_the_tokens_of_the_month(at: Bench) -> None:
-    """What is beyond them is refused in the error file, and nothing of the minute is taken."""
-    limits = Limits(1, 1, 1, 1_000_000, tokens_per_month=300)
+    """What is beyond them is refused in the error file, without being submitted once it is certain
+    that they are used up; and nothing of the minute is taken.
+    """
+    limits = Limits(1, 1, 1, 1_000_000, tokens_per_month=1_000)
     at.tenants = {"t": at.tenant(limits)}
+    submit, submitted = at.ingress.exchanges.submit, list[int]()
+
+    async def counted(submission: Any) -> Any:
+        submitted.append(submission.work.cost_tokens)
+        return await submit(submission)
+
+    at.ingress.exchanges.submit = counted  # type: ignore[method-assign]
     async with at.leader():
-        found = await at.over(await at.create([f"p{n:02}" for n in range(40)], limits=limits))
-    assert found.completed
-    assert found.failed
+        prompts = [f"p{n:03}" for n in range(600)]
+        found = await at.over(await at.create(prompts, limits=limits))
+    assert 8 * found.completed + submitted[0] > 1_000, "they are used up"
+    assert found.completed + found.failed == 600
+    assert len(submitted) < 400
     errors = [line["response"] for line in await at.lines(found.error_file_id)]
     assert {error["status_code"] for error in errors} == {429}
     assert {error["body"]["error"]["code"] for error in errors} == {"quota_exceeded"}
@@ -395,6 +406,16 @@ async def test_lines_count_only_towards_the_tokens_of_the_month(at: Bench) -> No
     _, _, month, requests, tokens, running, background, debt = map(int, used.split())
     assert month == found.usage.prompt + found.usage.output == 8 * found.completed
     assert (requests, tokens, running, background, debt) == (0, 0, 0, 0, 0)
+
+
+async def test_lines_wait_for_tokens_of_the_month_that_others_give_back(at: Bench) -> None:
+    """Each reserves a hundred and uses eight."""
+    at.tenants = {"t": at.tenant(limits := Limits(tokens_per_month=500))}
+    prompts = [f"p{n}" for n in range(40)]
+    body = {prompt: {"max_tokens": 100} for prompt in prompts}
+    async with at.leader():
+        found = await at.over(await at.create(prompts, limits=limits, body=body))
+    assert (found.state, found.completed) == (BatchState.COMPLETED, 40)
 
 
 async def test_64_lines_survive_the_ingress_and_the_worker_that_hold_them(
