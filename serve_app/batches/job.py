@@ -144,6 +144,12 @@ class Job:
         return self._expired or self.parts.clock.now_ms() >= self.deadline_ms
 
     @property
+    def _gives_up(self) -> bool:
+        """Whether what the storage lacks will not come back."""
+        until_ms = self.deadline_ms + timings.BATCH_STORAGE_BACK_S * 1000
+        return self.parts.clock.now_ms() >= until_ms
+
+    @property
     def _outcome(self) -> BatchState:
         if self._cancelled:
             return BatchState.CANCELLED
@@ -154,8 +160,11 @@ class Job:
 
     def progress(self) -> Progress | None:
         """For the metrics; None if it is over."""
-        if self._state.over:
+        state = self._state
+        if state.over:
             return None
+        if self._cancelled or self._late:
+            state = BatchState.CANCELLING if self._cancelled else BatchState.FINALIZING
         now_ms, now_s = self.parts.clock.now_ms(), self.parts.clock.local.monotonic_s()
         left_s = (self.deadline_ms - now_ms) / 1000
         if self._window is not None:
@@ -163,7 +172,7 @@ class Job:
         left = self._total - self._done_before - self._pace.done
         return Progress(
             self.batch.facts.id,
-            BatchState.CANCELLING if self._cancelled else self._state,
+            state,
             len(self.running),
             left,
             self._window is not None and not self._window.is_open(now_ms),
@@ -353,7 +362,7 @@ class Job:
         self, now: Batch, closed: Closed, unfinished: Sequence[int]
     ) -> tuple[Closed, Sequence[LineError]]:
         """Write the output files, without the names of unfinished lines if the input file is gone.
-        If a segment is, it may come back, as with a volume, until the deadline.
+        If a segment is, it may come back, as with a volume.
         """
         segments = await self.parts.leading.segments(self.batch)
         if closed.outcome is not BatchState.FAILED:
@@ -363,7 +372,7 @@ class Job:
         try:
             return await joining.join(self.parts, now, closed, segments, ()), _GONE
         except FileNotFoundError:
-            if not self._late:
+            if not self._gives_up:
                 raise StorageUnavailable("the storage has lost results") from None
         return Closed(BatchState.FAILED, "", ""), _LOST
 
@@ -436,8 +445,8 @@ class Job:
         return await self._kept(partial(self.parts.checks.rows, self.batch, first, many))
 
     async def _kept(self, read: Callable[[], Awaitable[T]], also: str = "") -> T:
-        """Read what the storage has unless the input file, or the one at `also`, was deleted. Until
-        the deadline what is not there may come back, as with a volume.
+        """Read what the storage has unless the input file, or the one at `also`, was deleted. What
+        else is not there may come back, as with a volume.
 
         Raises:
             FileNotFoundError: it is gone for good.
@@ -447,7 +456,7 @@ class Job:
         except FileNotFoundError:
             whose, files = self.batch.facts.tenant, self.parts.files
             paths = self.batch.facts.input_path, also or self.batch.facts.input_path
-            if self._late or not all([await files.knows(whose, path) for path in paths]):
+            if self._gives_up or not all([await files.knows(whose, path) for path in paths]):
                 raise
         raise StorageUnavailable("it lacks a file that nobody has deleted")
 

@@ -202,7 +202,8 @@ class Leading:
 
     async def close(self, batch: Batch, closed: Closed) -> Closed:
         """From now on no line is taken or marked. Returns how it was closed first."""
-        keys, given = self._keys(batch, self._lines(batch)), (*closed, self._clock.now_ms())
+        at_ms = min(self._clock.now_ms(), batch.facts.expires_ms)  # as `Batches.get` has told
+        keys, given = self._keys(batch, self._lines(batch)), (*closed, at_ms)
         outcome, output, error = await self._done("close", *keys, given=given)
         return Closed(BatchState(outcome.decode()), output.decode(), error.decode())
 

@@ -55,6 +55,7 @@ class BatchState(StrEnum):
         return self in _OVER
 
 
+_BEGINNING = (BatchState.VALIDATING, BatchState.IN_PROGRESS)
 _OVER = (BatchState.FAILED, BatchState.COMPLETED, BatchState.EXPIRED, BatchState.CANCELLED)
 
 
@@ -211,7 +212,9 @@ class Batches:
         return batch
 
     async def get(self, tenant: str, batch_id: str) -> Batch | None:
-        """None if there is no such batch (any more), or it is another tenant's."""
+        """None if there is no such batch (any more), or it is another tenant's. Once its deadline
+        has passed it is `finalizing`, even while the storage cannot be reached.
+        """
         if len(batch_id) > _ID_CHARS:
             return None
         (found,) = await self._read([batch_id])
@@ -252,7 +255,14 @@ class Batches:
 
     async def _read(self, ids: Sequence[str]) -> list[Batch | None]:
         questions = [("HGETALL", batch_key(self._settings.namespace, one)) for one in ids]
-        return [*map(batch_from_redis, all_answered(await self._link.call(questions)))]
+        found = map(batch_from_redis, all_answered(await self._link.call(questions)))
+        return [one and self._told(one) for one in found]
+
+    def _told(self, batch: Batch) -> Batch:
+        its, late_ms = batch.state, batch.facts.expires_ms
+        if its not in _BEGINNING or self._clock.now_ms() < late_ms:
+            return batch
+        return msgspec.structs.replace(batch, state=BatchState.FINALIZING, finalizing_ms=late_ms)
 
 
 def _too_much(

@@ -337,6 +337,44 @@ async def test_a_cancel_stops_lines_though_the_storage_cannot_be_written(
         assert (found.state, found.completed, found.failed) == (BatchState.CANCELLED, 1, 4)
 
 
+@pytest.mark.parametrize("how", ["it refuses", "its volume is not mounted"])
+async def test_a_deadline_passes_while_the_storage_is_away(
+    at: Bench, later: Callable[[float], None], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Lines stop and the batch says so; nothing that is done is lost."""
+    monkeypatch.setattr(timings, "BATCH_RETRY_S", (0.01,))
+    monkeypatch.setattr(timings, "BATCH_TICK_S", 0.01)
+    monkeypatch.setattr(timings, "BATCH_SEGMENT_S", 0.0)
+    at.worker.held = {prompt: asyncio.Event() for prompt in PROMPTS}
+    parts = [at.folder / "segments", at.folder / "files" / "in"]
+    async with at.leader() as leader:
+        batch = await at.create(PROMPTS, window_s=600.0, recorded=True)
+        await eventually(lambda: sorted(at.worker.begun) == PROMPTS)
+        with monkeypatch.context() as broken:
+            if how == "it refuses":
+                refusing(broken, at, "put")
+                parts = []
+            at.worker.held["p0"].set()
+            await eventually(lambda: "p0" in at.worker.prompts)
+            if parts:
+                await eventually(lambda: leader.jobs[batch.facts.id]._pace.done == 1)
+            for part in parts:
+                part.rename(at.folder / f"{part.name}-away")
+            later(601.0)
+            assert await at.batch_is(batch, BatchState.FINALIZING)
+            assert (await at.now(batch)).finalizing_ms == batch.facts.expires_ms
+            await eventually(lambda: at.ingress.dispatcher.in_flight == 0)
+            await asyncio.sleep(0.1)  # some tries
+            assert await at.batch_is(batch, BatchState.FINALIZING)
+        for part in parts:
+            (at.folder / f"{part.name}-away").rename(part)
+        found = await at.over(batch)
+        assert (found.state, found.completed, found.failed) == (BatchState.EXPIRED, 1, 4)
+        assert found.finalizing_ms == batch.facts.expires_ms
+        lines = await at.lines(found.output_file_id)
+        assert [line["custom_id"] for line in lines] == ["p0"]
+
+
 async def test_a_cancel_ends_a_check_that_waits_for_the_storage(
     at: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
