@@ -169,8 +169,8 @@ class Cause(StrEnum):
     """The worker's lease expired while Redis was there to renew it: the request may be the cause.
     """
     REDIS_UNREACHABLE = "redis_unreachable"
-    """The worker's lease expired, perhaps only because Redis could not be reached: no request is to
-    blame.
+    """The worker's lease expired, perhaps only because Redis could not be reached, or Redis has
+    perhaps lost the end of an attempt: no request is to blame.
     """
     DRAINED = "drained"
     """The replica left Ray Serve's set of running replicas."""

@@ -210,6 +210,10 @@ ADOPTED_LOOK_S = 0.5
 """Time between two checks of an adopted request, if there are at most `ADOPTED_MANY`."""
 ADOPTED_MANY = 500
 """With more adopted requests each is checked less often, so that checks never occupy the loop."""
+ADOPTED_SILENT_S = 60.0
+"""An adopted attempt that has written nothing for this long has a next one: longer than a prompt is
+read, or an answer waits that is written as a whole.
+"""
 
 # -- admission ------------------------------------------------------------------------------------
 

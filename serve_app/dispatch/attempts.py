@@ -423,21 +423,26 @@ class Attempts:
     async def _adopt(self, entry: QueueEntry) -> Next | None:
         """Watch an attempt that another ingress has started. Returns the next attempt, or None if
         the request has ended. Raises `NotOurs` if another ingress has adopted it.
+
+        The next one also follows an attempt that is silent: Redis may have lost its end, of which
+        its worker knows nothing any more. If it works all the same, it is fenced.
         """
-        began_s = self._clock.local.monotonic_s()
+        last, began_s = None, self._clock.local.monotonic_s()
         self._stalls_for(entry, StallReason.ADOPTED)
         while (record := await self._running(entry)) is not None:
             if cause := record.last.quit:
                 unopened = cause == Cause.NOT_OPENED
                 return await self._next(entry, Cause.NOT_OPENED if unopened else Cause.LOST)
+            now_s = self._clock.local.monotonic_s()
             if record.last.id.epoch:
                 running = record.attempt
                 if running and (loss := self._replicas.loss_cause(running.replica)):
                     return await self._next(entry, loss)
-            elif (
-                entry.taken_over
-                or self._clock.local.monotonic_s() - began_s > timings.ATTEMPT_OPENS_S
-            ):
+                if record.last.id != last:
+                    last, began_s = record.last.id, now_s
+                elif now_s - began_s > timings.ADOPTED_SILENT_S:
+                    return await self._next(entry, Cause.REDIS_UNREACHABLE)
+            elif entry.taken_over or now_s - began_s > timings.ATTEMPT_OPENS_S:
                 return Next(1)
             self._adopted += 1
             try:  # a dead ingress may leave thousands, and they must not occupy the loop

@@ -313,20 +313,20 @@ class Bench:
         assert isinstance(found, Batch)
         return found
 
-    async def remember(self) -> dict[bytes, bytes]:
-        """All that Redis has now, for `roll_back`."""
+    async def remember(self) -> dict[bytes, tuple[bytes, int]]:
+        """All that Redis has now, and its lifetimes (ms; negative: none), for `roll_back`."""
         operator = self.w.operator
         keys = [key async for key in operator.scan_iter(f"{self.w.settings.namespace}:*")]
-        found = {key: await operator.dump(key) for key in keys}
-        return {key: value for key, value in found.items() if value is not None}
+        found = {key: (await operator.dump(key), await operator.pttl(key)) for key in keys}
+        return {key: its for key, its in found.items() if its[0] is not None}
 
-    async def roll_back(self, to: Mapping[bytes, bytes]) -> None:
+    async def roll_back(self, to: Mapping[bytes, tuple[bytes, int]]) -> None:
         """Redis has lost all that came since, as after a power cut or a failover."""
         async with self.w.operator.pipeline(transaction=True) as pipe:
             for key in {*await self.remember(), *to}:
                 pipe.delete(key)
-            for key, value in to.items():
-                pipe.restore(key, 3_600_000, value)
+            for key, (value, lifetime_ms) in to.items():
+                pipe.restore(key, max(0, lifetime_ms), value)
             await pipe.execute()
 
     async def lines(self, file_id: str, tenant: str = "t") -> list[dict[str, Any]]:

@@ -198,7 +198,7 @@ async def test_an_end_that_redis_has_lost_is_made_again(
 ) -> None:
     """Of the same segments, with the same files."""
     monkeypatch.setattr(timings, "BATCH_LOOK_S", 0.01)
-    remembered = list[dict[bytes, bytes]]()
+    remembered = list[dict[bytes, tuple[bytes, int]]]()
     async with at.leader() as leader:
         over = leader.parts.leading.over
 
@@ -216,6 +216,31 @@ async def test_an_end_that_redis_has_lost_is_made_again(
         found = await at.over(batch)
         assert found.output_file_id == first.output_file_id
         await whole(at, found)
+
+
+async def test_a_line_whose_end_redis_has_lost_is_answered_again(
+    at: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has read it meanwhile, and its worker lives and knows nothing of it any more."""
+    monkeypatch.setattr(timings, "TAKE_OVER_S", 0.05)
+    monkeypatch.setattr(timings, "CLAIM_ANSWER_LOST_MS", 500)
+    monkeypatch.setattr(timings, "ADOPTED_LOOK_S", 0.05)
+    monkeypatch.setattr(timings, "ADOPTED_SILENT_S", 0.0)
+    at.worker.held["p0"] = asyncio.Event()
+    async with at.leader():
+        batch = await at.create(PROMPTS)
+        await eventually(lambda: sorted(at.worker.prompts) == PROMPTS[1:])
+    remembered = await at.remember()
+    at.worker.held["p0"].set()
+    await eventually(lambda: "p0" in at.worker.prompts and not at.ingress.dispatcher.in_flight)
+    await at.roll_back(remembered)
+    await at.depose()
+    async with at.leader():
+        found = await at.over(batch)
+    assert (found.state, found.completed, found.failed) == (BatchState.COMPLETED, 5, 0)
+    lines = await at.lines(found.output_file_id)
+    assert sorted(line["custom_id"] for line in lines) == PROMPTS
+    assert await at.keys() == []
 
 
 async def test_the_segments_of_another_model_are_no_rubbish(
