@@ -249,10 +249,8 @@ BATCH_RETRY_S = (0.5, 1.0, 2.0, 5.0, 15.0)
 BATCH_REFUSED_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 """Pauses before a line is submitted again that was refused because of load."""
 BATCH_LINE_KEPT_S = 86_400.0
-"""How much longer than until the deadline a line's answer is kept if nobody collects it."""
-BATCH_STORAGE_BACK_S = BATCH_LINE_KEPT_S
-"""How long after its deadline a batch waits for files of its storage that are not there, such as
-those of a volume that is not mounted.
+"""How much longer than until the deadline a line's answer is kept if nobody collects it, and what
+the storage lacks is waited for, such as a volume that is not mounted.
 """
 BATCH_SHOW_S = 2.0
 """Time between two looks at how far the batches are, for the metrics."""

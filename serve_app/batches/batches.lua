@@ -44,9 +44,6 @@ over    KEYS  3 open lines, 4 segments, 5 tokens of the tenant's batches, 6 batc
         ARGV  3 id, 4 outcome, 5 output file, 6 error file (empty: there is none), 7 lines without a
               result, 8 errors, 9 now, 10 lifetime (ms); 11... commands that tell of it: it is over
         returns 1
-forget  KEYS  2 batches that are not over, instead; 3 news
-        ARGV  3 id: it is gone, or an older version has ended it
-        returns 1
 
 Commands are given as the number of their words and the words, one after the other. A step whose
 answer was lost may be repeated.
@@ -197,15 +194,9 @@ function leaders.over()
   return 1
 end
 
-function leaders.forget()
-  redis.call('ZREM', KEYS[2], ARGV[3])
-  redis.call('ZREM', KEYS[3], ARGV[3])
-  return 1
-end
-
 if leaders[ARGV[1]] then
   if redis.call('GET', KEYS[1]) ~= ARGV[2] then return nil end
-  if ARGV[1] ~= 'forget' and redis.call('EXISTS', KEYS[2]) == 0 then return nil end
+  if redis.call('EXISTS', KEYS[2]) == 0 then return nil end
   return leaders[ARGV[1]]()
 end
 return steps[ARGV[1]]()

@@ -146,7 +146,7 @@ class Job:
     @property
     def _gives_up(self) -> bool:
         """Whether what the storage lacks will not come back."""
-        until_ms = self.deadline_ms + timings.BATCH_STORAGE_BACK_S * 1000
+        until_ms = self.deadline_ms + timings.BATCH_LINE_KEPT_S * 1000
         return self.parts.clock.now_ms() >= until_ms
 
     @property

@@ -126,16 +126,16 @@ class Leading:
     async def open(self) -> AsyncIterator[list[Batch]]:
         """The batches that are not over, of its model and of those that nobody serves, in pages."""
         for model in self._models:
-            asked = ("ZRANGE", open_batches_key(self._namespace, model), 0, -1)
-            (ids,) = all_answered(await self._link.call([asked]))
+            key = open_batches_key(self._namespace, model)
+            (ids,) = all_answered(await self._link.call([("ZRANGE", key, 0, -1)]))
             for at in range(0, len(ids), _A_LOOK):
                 some = [one.decode() for one in ids[at : at + _A_LOOK]]
                 found = await self.read(some)
                 gone = set(some) - {one.facts.id for one in found}
                 for batch_id in gone:
                     log.error("batch %s is gone or cannot be read", batch_id)
-                for batch_id in gone.union(one.facts.id for one in found if one.state.over):
-                    await self._step("forget", *self._open(model), given=(batch_id,))
+                if over := [*gone, *(one.facts.id for one in found if one.state.over)]:
+                    all_answered(await self._link.call([("ZREM", key, *over)]))
                 yield found
 
     async def over_since(self, ids: Sequence[str], since_ms: int) -> set[str]:
@@ -211,20 +211,16 @@ class Leading:
         self, batch: Batch, closed: Closed, unfinished: int, errors: Sequence[LineError] = ()
     ) -> None:
         """It has ended like that, of which webhooks tell. `unfinished`: lines without a result."""
+        facts, now_ms = batch.facts, self._clock.now_ms()
         of_lines = self._lines(batch), self._segments(batch), self._tokens(batch)
-        _, *listed = self._open(batch.facts.model)
+        listed = (make(self._namespace, facts.model) for make in (open_batches_key, batch_news_key))
         lifetime_ms = int(self._settings.batches.retention_days * 24 * timings.HOUR_MS)
         told = msgspec.json.encode(errors) if errors else ""
-        facts, now_ms = batch.facts, self._clock.now_ms()
         given = (facts.id, *closed, unfinished, told, now_ms, lifetime_ms)
         its = f"{BATCH}.{closed.outcome}", facts.id, facts.tenant, now_ms, facts.webhook
         telling_all = as_arguments(telling(self._settings, *its))
         keys = self._keys(batch, *of_lines, *listed)
         await self._step("over", *keys, given=(*given, *telling_all))
-
-    def _open(self, model: str) -> tuple[str, ...]:
-        makers = batch_leader_key, open_batches_key, batch_news_key
-        return tuple(make(self._namespace, model) for make in makers)
 
     def _keys(self, batch: Batch, *more: str) -> tuple[str, ...]:
         leader = batch_leader_key(self._namespace, batch.facts.model)

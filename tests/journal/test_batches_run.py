@@ -325,7 +325,7 @@ async def test_a_lost_segment_fails_a_batch_only_long_after_its_deadline(
         segment.unlink()
         at.worker.held["p1"].set()
         await eventually(lambda: at.batch_is(batch, BatchState.FINALIZING))
-        later(61.0 + timings.BATCH_STORAGE_BACK_S)
+        later(61.0 + timings.BATCH_LINE_KEPT_S)
         found = await at.over(batch)
         assert (found.state, found.completed) == (BatchState.FAILED, 5)
         assert [one.code for one in found.errors] == ["results_lost"]
