@@ -19,8 +19,7 @@ BESIDE = ("info", "zcard", "echo")
 
 def needed() -> list[str]:
     """Every command that the service needs, as ACLs name it."""
-    made = trial("n", "p", 0)
-    return sorted({_name(command) for command in (*made.listening, *made.commands)})
+    return sorted({_name(command) for commands in trial("n", "p", 0) for command in commands})
 
 
 def _name(command: Command) -> str:

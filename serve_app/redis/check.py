@@ -159,17 +159,10 @@ else uses. The tests' Redis permits its user these and no others, so none can be
 """
 
 
-class Trial(NamedTuple):
-    """What to send, in this order. `listening` needs a connection of its own, on which the message
-    of the one `PUBLISH` must arrive.
+def trial(namespace: str, process: str, db: int) -> tuple[list[Command], list[Command]]:
+    """What to send first, on a connection of its own, where the message of the one `PUBLISH` must
+    arrive; and all other commands. `process` is a name that no other process uses.
     """
-
-    listening: Sequence[Command]
-    commands: Sequence[Command]
-
-
-def trial(namespace: str, process: str, db: int) -> Trial:
-    """The commands of one trial. `process` is a name that no other process uses."""
     parts = ("journal", "queue", "text", "set", "sums")
     keys = {part: trial_key(namespace, process, part) for part in parts}
     channel = trial_channel(namespace, process)
@@ -182,8 +175,8 @@ def trial(namespace: str, process: str, db: int) -> Trial:
         digest=digest,
         ms=timings.REDIS_TRIAL_MS,
     )
-    commands = [tuple(line.split(" ")) for line in tried.split("\n")]
-    return Trial([("SUBSCRIBE", channel), ("PING",)], commands)
+    listening: list[Command] = [("SUBSCRIBE", channel), ("PING",)]
+    return listening, [tuple(line.split(" ")) for line in tried.split("\n")]
 
 
 class ValueSizes:
@@ -322,12 +315,13 @@ class Check:
     async def _try_service(
         self, namespace: str, asking: RespConnection
     ) -> Finding | tuple[str, ...]:
-        tried = trial(namespace, secrets.token_hex(8), self._settings.address.db)
+        its_name, db = secrets.token_hex(8), self._settings.address.db
+        subscribing, commands = trial(namespace, its_name, db)
         delivered = asyncio.Event()
         listening = await connect(self._settings, lambda *_: delivered.set())
         try:
-            await _ask(listening, tried.listening)
-            await _ask(asking, tried.commands)
+            await _ask(listening, subscribing)
+            await _ask(asking, commands)
             async with asyncio.timeout(timings.REDIS_CHECK_ANSWER_S):
                 await delivered.wait()
         except TimeoutError:
