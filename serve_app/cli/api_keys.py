@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,14 +20,12 @@ from typer.core import TyperGroup
 
 from serve_app.cli import api_key
 from serve_app.cli.console import (
-    AsLines,
     CommandFailed,
     columns,
     fail,
     in_one_line,
     new_app,
     one_sentence,
-    print_lines,
     redis_url,
     when,
 )
@@ -111,7 +110,7 @@ def list_keys(
     redis: Redis = "",
     namespace: Namespace = "hermes",
     ca_file: CaFile = "",
-    as_json: AsLines = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print a line of JSON for each")] = False,
 ) -> None:
     """Show the keys of a file; with --redis also when each was used last."""
     from serve_app.ingress.api_keys import key_id_of, parse
@@ -121,7 +120,8 @@ def list_keys(
         used_s = asyncio.run(_last_uses(redis, ca_file, namespace)) if redis else {}
         facts = [_facts(key_id_of(digest), one, used_s) for digest, one in keys.items()]
         if as_json:
-            print_lines(facts)
+            for one in facts:
+                print(json.dumps(one))
         else:
             rows = [[in_one_line(str(value or "-")) for value in one.values()] for one in facts]
             print(columns([_HEADINGS, *rows]))

@@ -15,8 +15,6 @@ import typer
 from serve_app import timings
 from serve_app.cli.console import (
     KEY_HELP,
-    AsJson,
-    AsLines,
     CommandFailed,
     Url,
     age,
@@ -24,9 +22,8 @@ from serve_app.cli.console import (
     in_one_line,
     new_app,
     one_sentence,
-    print_lines,
 )
-from serve_app.cli.requests import described
+from serve_app.cli.requests import AsJson, described
 from serve_app.cli.service_api import ServiceApi, path_of
 from serve_app.clock import SYSTEM
 
@@ -71,13 +68,14 @@ def run_batch(
 def list_batches(
     url: Url = "",
     limit: Annotated[int, typer.Option(min=1, max=_PAGE, help="how many to show")] = 20,
-    as_json: AsLines = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print a line of JSON for each")] = False,
 ) -> None:
     """Show a table of your latest batches, newest first."""
     with one_sentence("batch"), ServiceApi(url) as api:
         found = api.ask("GET", "/v1/batches", limit=limit).get("data", [])
         if as_json:
-            print_lines(found)
+            for one in found:
+                print(json.dumps(one), flush=True)
         else:
             print(_table(found, SYSTEM.unix_s()))
 

@@ -6,13 +6,12 @@ characters.
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import sys
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -37,8 +36,6 @@ Url = Annotated[
         f"{USUAL})",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
-AsLines = Annotated[bool, typer.Option("--json", help="print a line of JSON for each")]
 
 
 class CommandFailed(Exception):
@@ -121,12 +118,6 @@ def columns(rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> str
         ).rstrip()
         for row in rows
     )
-
-
-def print_lines(found: Iterable[Mapping[str, Any]]) -> None:
-    """A line of JSON for each, as they come."""
-    for one in found:
-        print(json.dumps(one), flush=True)
 
 
 def when(unix_s: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:

@@ -13,20 +13,19 @@ import typer
 
 from serve_app.cli.console import (
     KEY_HELP,
-    AsLines,
     CommandFailed,
     Url,
     columns,
     in_one_line,
     new_app,
     one_sentence,
-    print_lines,
     printable,
 )
 from serve_app.cli.service_api import ServiceApi, path_of
 
 Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="their ids")]
 All = Annotated[bool, typer.Option("--all", help="all of them")]
+AsJson = Annotated[bool, typer.Option("--json", help="print a line of JSON for each")]
 
 
 class Kind(NamedTuple):
@@ -67,12 +66,13 @@ def _commands(kind: Kind, about: str, redrives: str) -> typer.Typer:
     app = new_app(about)
 
     @app.command("list")
-    def show_all(url: Url = "", as_json: AsLines = False) -> None:
+    def show_all(url: Url = "", as_json: AsJson = False) -> None:
         """Show a table of all of them, oldest first."""
         with one_sentence(kind.command), ServiceApi(url) as api:
             found = api.ask("GET", kind.path)
             if as_json:
-                print_lines(found["data"])
+                for one in found["data"]:
+                    print(json.dumps(one))
             else:
                 unreadable = _unreadable(found.get("unreadable", ()))
                 print(_table(kind, found["data"]), *unreadable, sep="\n")

@@ -11,7 +11,6 @@ import typer
 
 from serve_app.cli.console import (
     DASHBOARD,
-    AsJson,
     Url,
     columns,
     in_one_line,
@@ -51,7 +50,7 @@ def doctor(
     address: Annotated[
         str, typer.Option(help="where `deploy` would find a Ray's dashboard")
     ] = DASHBOARD,
-    as_json: AsJson = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Find what keeps a service from starting on this machine, or from working well.
 

@@ -12,8 +12,6 @@ import typer
 
 from serve_app.cli.console import (
     KEY_HELP,
-    AsJson,
-    AsLines,
     CommandFailed,
     Url,
     age,
@@ -21,7 +19,6 @@ from serve_app.cli.console import (
     in_one_line,
     new_app,
     one_sentence,
-    print_lines,
     printable,
     when,
 )
@@ -33,6 +30,7 @@ _HEADINGS = ("request", "state", "class", "model", "age", "attempts", "tokens in
 _NUMBERS = (4, 5, 6)
 
 RequestId = Annotated[str, typer.Argument(metavar="ID", help="id of the request")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 app = new_app(f"List requests, show one, read its answer, or cancel it.\n\n{KEY_HELP}")
 
@@ -44,14 +42,15 @@ def list_requests(
     request_class: Annotated[str, typer.Option("--class", help="only those of this class")] = "",
     limit: Annotated[int, typer.Option(min=1, help="how many to show")] = 20,
     every: Annotated[bool, typer.Option("--all", help="show all that the service lists")] = False,
-    as_json: AsLines = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print a line of JSON for each")] = False,
 ) -> None:
     """Show a table of your latest requests, newest first."""
     with one_sentence("requests"), ServiceApi(url) as api:
         wanted = {"state": state, "class": request_class}
         found = listed(api, wanted, math.inf if every else limit)
         if as_json:
-            print_lines(found)
+            for one in found:
+                print(json.dumps(one), flush=True)
         else:
             print(table(list(found), SYSTEM.unix_s()))
 

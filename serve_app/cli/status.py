@@ -6,20 +6,11 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
-from serve_app.cli.console import (
-    KEY_HELP,
-    AsJson,
-    Url,
-    age,
-    columns,
-    in_one_line,
-    new_app,
-    one_sentence,
-)
+from serve_app.cli.console import KEY_HELP, Url, age, columns, in_one_line, new_app, one_sentence
 from serve_app.cli.service_api import ServiceApi
 
 _SAMPLE = re.compile(r'^hermes_queue_(\w+)\{class="([^"]+)"\} (\S+)$', re.MULTILINE)
@@ -38,7 +29,7 @@ app = new_app()
 @app.command("status", help=_HELP)
 def status(
     url: Url = "",
-    as_json: AsJson = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Show whether the service is ready, its replicas and its queues."""
     with one_sentence("status"), ServiceApi(url) as api:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
@@ -11,16 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from serve_app.cli.console import (
-    KEY_HELP,
-    Url,
-    columns,
-    in_one_line,
-    new_app,
-    one_sentence,
-    print_lines,
-    when,
-)
+from serve_app.cli.console import KEY_HELP, Url, columns, in_one_line, new_app, one_sentence, when
 from serve_app.cli.service_api import ServiceApi
 from serve_app.contract import FINAL, State
 
@@ -153,7 +145,8 @@ def write(found: Iterator[dict[str, Any]], names: Sequence[str], by: By, form: F
     if form is Format.TABLE:
         print(table(list(found), names, by))
     elif form is Format.JSONL:
-        print_lines(found)
+        for one in found:
+            print(json.dumps(one), flush=True)
     else:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(record({}, {}, names))

@@ -38,20 +38,14 @@ def start(command: Sequence[str], log: Path, environment: Mapping[str, str], cwd
     return child.pid
 
 
-def until(
-    came: Callable[[], bool], within_s: float, pid: int | None = None, every_s: float = 0.05
-) -> bool:
-    """Wait until something has come. Returns whether it has, in time and before a process ended.
-
-    Args:
-        pid: of the process that it depends on, if any.
-    """
+def until(came: Callable[[], bool], within_s: float, pid: int = 0, every_s: float = 0.05) -> bool:
+    """Wait for something. Returns whether it came in time, and before the process `pid` ended."""
     deadline = time.monotonic() + within_s
-    while not (has_come := came()):
-        if time.monotonic() >= deadline or (pid is not None and not is_alive(pid)):
-            break
+    while not came():
+        if time.monotonic() >= deadline or (pid and not is_alive(pid)):
+            return False
         time.sleep(every_s)
-    return has_come
+    return True
 
 
 def is_alive(pid: int) -> bool:
