@@ -15,76 +15,12 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from serve_app.contract import Reason
-from serve_app.errors import RequestRefused, error_body
+from serve_app.errors import REASONS, RequestRefused, error_body
 from serve_app.settings import Settings
 from serve_app.settings.tree import PRESETS
 from serve_app.settings.vllm_names import VLLM
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-ADVICE: dict[Reason, str] = {
-    Reason.INVALID_API_KEY: "The API key is missing or unknown: send a valid one.",
-    Reason.KEY_NOT_PERMITTED: "The API key is valid but may not do this: use one of a tenant that "
-    "may.",
-    Reason.MALFORMED_JSON: "The body is not valid JSON: correct it.",
-    Reason.INVALID_REQUEST: "A field is wrong or beyond a limit: correct the field that `param` "
-    "names.",
-    Reason.MODEL_NOT_FOUND: "The model is not served here: use one that `GET /v1/models` lists.",
-    Reason.NOT_FOUND: "The path, request or response does not exist or has expired: check the id.",
-    Reason.METHOD_NOT_ALLOWED: "The path takes other methods: use one that `Allow` names.",
-    Reason.BODY_TOO_LARGE: "The body exceeds `ingress.max_body_bytes`, or a file "
-    "`files.max_bytes`: send less.",
-    Reason.HEADERS_TOO_LARGE: "The headers exceed `ingress.max_header_bytes`: send fewer or "
-    "shorter ones.",
-    Reason.UPLOAD_TIMEOUT: "The body did not arrive in time: send the request again.",
-    Reason.UNSUPPORTED_MEDIA_TYPE: "Send the body as `application/json` (a file as "
-    "`multipart/form-data`), and without `Content-Encoding`.",
-    Reason.QUEUE_FULL: "As many requests of this class wait as may: retry after `Retry-After`.",
-    Reason.OVERLOADED: "The request would wait for too long: retry after `Retry-After`, or send it "
-    "with `Prefer: respond-async`.",
-    Reason.STORAGE_FULL: "Redis has no memory for more requests: retry after `Retry-After`.",
-    Reason.RESULTS_FULL: "Retained answers fill their share: delete old ones, or retry after "
-    "`Retry-After`.",
-    Reason.TENANT_LIMIT: "The tenant's share of the queue, or of an ingress's connections and "
-    "buffers, or of files, is used up (the message says which): send fewer requests at a time, "
-    "and retry.",
-    Reason.RATE_LIMIT_EXCEEDED: "The tenant's requests or tokens of this minute are used up: retry "
-    "after `Retry-After`.",
-    Reason.CONCURRENCY_LIMIT: "As many of the tenant's requests wait or run as may: retry when one "
-    "has ended.",
-    Reason.QUOTA_EXCEEDED: "The tenant's tokens of this month are used up: ask the operator.",
-    Reason.CONTEXT_LENGTH_EXCEEDED: "Prompt and answer exceed the model's context: shorten the "
-    "prompt or `max_tokens`.",
-    Reason.TOO_MANY_CONNECTIONS: "The ingress serves as many connections as it may: retry after "
-    "`Retry-After`.",
-    Reason.JOURNAL_UNAVAILABLE: "Redis cannot be used now: retry after `Retry-After`, with the "
-    "same `Idempotency-Key`.",
-    Reason.STORAGE_UNAVAILABLE: "The storage of files cannot be used now: retry after "
-    "`Retry-After`.",
-    Reason.NOT_CONFIGURED: "The service was started without what this needs: ask the operator for "
-    "the setting that the message names.",
-    Reason.PREVIOUS_RESPONSE_NOT_FOUND: "The previous response does not exist or has expired: send "
-    "the whole conversation.",
-    Reason.JOURNAL_LOST: "Redis lost a part of the request's journal: send it as a new request.",
-    Reason.DEADLINE: "The deadline passed first: retry, or set a later one "
-    "(`x-request-timeout-seconds`).",
-    Reason.CANCELLED: "The request was cancelled by its client: nothing to do.",
-    Reason.WITHDRAWN: "The window of the line's batch closed before it began: nothing to do, it "
-    "runs in the next one.",
-    Reason.CLIENT_DISCONNECTED: "The client disconnected and did not come back in time: send the "
-    "request again.",
-    Reason.ENGINE_ERROR: "The engine failed on this request: report it to the operator.",
-    Reason.ATTEMPT_LOST: "An engine died and no other could resume the answer: send the request "
-    "again.",
-    Reason.POISON: "Several engines that ran this request have died: do not send it again.",
-    Reason.EVENT_LOOP_BLOCKED: "The request blocked all others of its worker: make it smaller or "
-    "simpler.",
-    Reason.ANSWER_TOO_LARGE: "The answer exceeds `journal.max_answer_bytes`: ask for less at a "
-    "time.",
-    Reason.IDEMPOTENCY_CONFLICT: "The `Idempotency-Key` belongs to another request, file or "
-    "batch: use a new key.",
-    Reason.INTERNAL: "The service failed on this request: report it to the operator.",
-}
-"""What has happened and what the client should do, for docs/errors.md."""
 
 
 def docstrings(section: type[BaseModel]) -> dict[str, str]:
@@ -132,7 +68,7 @@ def errors() -> Iterator[str]:
         refused = RequestRefused(reason, "")
         kind = error_body(reason, "")["error"]["type"]
         again = "no" if "x-should-retry" in refused.headers() else "yes"
-        yield f"| `{reason}` | {refused.status} | `{kind}` | {again} | {ADVICE[reason]} |"
+        yield f"| `{reason}` | {refused.status} | `{kind}` | {again} | {REASONS[reason].advice} |"
 
 
 def without_effect() -> Iterator[str]:

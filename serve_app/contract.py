@@ -79,7 +79,9 @@ FINAL = (State.COMPLETED, State.FAILED, State.CANCELLED, State.EXPIRED)
 
 
 class Reason(StrEnum):
-    """Why a request was refused or ended without an answer: a closed, low-cardinality set."""
+    """Why a request was refused or ended without an answer: a closed, low-cardinality set.
+    `reasons.toml` says what follows from each.
+    """
 
     INVALID_API_KEY = "invalid_api_key"
     KEY_NOT_PERMITTED = "key_not_permitted"
@@ -127,16 +129,6 @@ class Reason(StrEnum):
     def _missing_(cls, value: object) -> Reason:
         """The word of a newer version."""
         return cls.INTERNAL
-
-    @property
-    def state(self) -> State:
-        """How a request ends for this reason."""
-        if self is Reason.DEADLINE:
-            return State.EXPIRED
-        return State.CANCELLED if self in _CANCELLED else State.FAILED
-
-
-_CANCELLED = (Reason.CANCELLED, Reason.CLIENT_DISCONNECTED, Reason.WITHDRAWN)
 
 
 class NotResumed(StrEnum):

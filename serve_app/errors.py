@@ -7,73 +7,36 @@ from __future__ import annotations
 
 import math
 import random
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import msgspec
 
-from serve_app.contract import ANTHROPIC, Reason
+from serve_app.contract import ANTHROPIC, Reason, State
 from serve_app.redaction import redacted
 
-LASTING = frozenset(
-    {
-        Reason.INVALID_REQUEST,
-        Reason.CONTEXT_LENGTH_EXCEEDED,
-        Reason.NOT_FOUND,
-        Reason.POISON,
-        Reason.EVENT_LOOP_BLOCKED,
-        Reason.ANSWER_TOO_LARGE,
-    }
-)
-"""Failures that a repeat would meet again. Only these are returned to a repeat with the same
-`Idempotency-Key`; after any other failure the repeat is a new request.
-"""
 
-MESSAGES = {
-    Reason.CANCELLED: "The request was cancelled.",
-    Reason.CLIENT_DISCONNECTED: "The client disconnected and did not reconnect.",
-    Reason.WITHDRAWN: "The batch of this line goes on in its next window.",
-    Reason.DEADLINE: "The request's deadline passed before it was finished.",
-    Reason.ATTEMPT_LOST: "The engine that worked on this request died and it cannot be continued; "
-    "please try again.",
-    Reason.JOURNAL_LOST: "Redis lost a part of this request's journal, so nothing can continue it; "
-    "a new request starts from the beginning.",
-    Reason.POISON: "This request killed every engine that worked on it and will not be retried.",
-    Reason.EVENT_LOOP_BLOCKED: "One step of this request blocked all other requests of its "
-    "engine; make it smaller or simpler.",
-    Reason.ANSWER_TOO_LARGE: "The answer is larger than this service stores; ask for fewer answers "
-    "or inputs, shorter ones, or without log probabilities.",
-    Reason.MODEL_NOT_FOUND: "The model that this request waited for is not served any more.",
-    Reason.ENGINE_ERROR: "The engine failed on this request.",
-    Reason.INTERNAL: "The service failed on this request.",
-}
-"""What the caller is told of a request that has failed."""
+class ReasonRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `reasons.toml` says of a reason; its head says what the columns mean."""
 
-_REASONS = {
-    400: "malformed_json invalid_request context_length_exceeded previous_response_not_found "
-    "event_loop_blocked answer_too_large",
-    401: "invalid_api_key",
-    403: "key_not_permitted",
-    404: "model_not_found not_found",
-    405: "method_not_allowed",
-    408: "upload_timeout",
-    410: "journal_lost",
-    413: "body_too_large",
-    415: "unsupported_media_type",
-    422: "idempotency_conflict",
-    429: "queue_full storage_full results_full tenant_limit too_many_connections "
-    "rate_limit_exceeded concurrency_limit quota_exceeded",
-    431: "headers_too_large",
-    499: "cancelled client_disconnected withdrawn",
-    500: "engine_error poison internal",
-    501: "not_configured",
-    503: "journal_unavailable storage_unavailable attempt_lost overloaded",
-    504: "deadline",
-}
-_STATUS = {
-    Reason[word.upper()]: status for status, words in _REASONS.items() for word in words.split()
+    status: int
+    advice: str
+    type: str = ""
+    state: State = State.FAILED
+    says: str = "The request failed."
+    lasting: bool = False
+    of_a_tenant: bool = False
+    retries: bool | None = None
+    line: Literal["", "later", "again", "resumed"] = ""
+
+
+REASONS = {
+    Reason[name.upper()]: msgspec.convert(row, ReasonRow)
+    for name, row in tomllib.loads(Path(__file__).with_name("reasons.toml").read_text()).items()
 }
 _TYPES = {
     408: "timeout_error",
@@ -84,7 +47,6 @@ _TYPES = {
     504: "timeout_error",
 }
 """OpenAI's error types, by status; of others it is `invalid_request_error`."""
-_OWN_TYPES = {Reason.QUOTA_EXCEEDED: "insufficient_quota"}
 _OVERLOADED = 529
 _ANTHROPICS_TYPES = {
     401: "authentication_error",
@@ -99,12 +61,6 @@ _ANTHROPICS_TYPES = {
 }
 """The same of Anthropic's."""
 _RETRYABLE = {408, 429, 503, 504}
-_OF_ONE_TENANT = {
-    Reason.TENANT_LIMIT,
-    Reason.RATE_LIMIT_EXCEEDED,
-    Reason.CONCURRENCY_LIMIT,
-    Reason.QUOTA_EXCEEDED,
-}
 
 
 class HermesError(Exception):
@@ -200,7 +156,7 @@ class RequestRefused(HermesError):
 
     @property
     def status(self) -> int:
-        return _STATUS[self.reason]
+        return REASONS[self.reason].status
 
     def status_at(self, path: str) -> int:
         """In the protocol of this path."""
@@ -235,6 +191,11 @@ def written(place: Sequence[str | int]) -> str:
     return text
 
 
+def failed(reason: Reason) -> RequestRefused:
+    """A request that was accepted has ended so."""
+    return RequestRefused(reason, REASONS[reason].says)
+
+
 def invalid(message: str, param: str | None = None) -> RequestRefused:
     return RequestRefused(Reason.INVALID_REQUEST, message, param)
 
@@ -257,7 +218,8 @@ def context_exceeded(message: str, param: str | None) -> RequestRefused:
 
 def retry_headers(reason: Reason) -> dict[str, str]:
     """What keeps OpenAI's clients from sending again what cannot succeed."""
-    again = _STATUS[reason] in _RETRYABLE and reason is not Reason.QUOTA_EXCEEDED
+    row = REASONS[reason]
+    again = row.status in _RETRYABLE if row.retries is None else row.retries
     return {} if again else {"x-should-retry": "false"}
 
 
@@ -266,10 +228,11 @@ def error_body(reason: Reason, message: str, param: str | None = None) -> dict[s
 
     Source: https://platform.openai.com/docs/guides/error-codes
     """
+    row = REASONS[reason]
     return {
         "error": {
             "message": message,
-            "type": _OWN_TYPES.get(reason) or _TYPES.get(_STATUS[reason], "invalid_request_error"),
+            "type": row.type or _TYPES.get(row.status, "invalid_request_error"),
             "param": param,
             "code": str(reason),
         }
@@ -287,6 +250,6 @@ def anthropics_error(reason: Reason, message: str) -> dict[str, Any]:
 
 def _status_at(path: str, reason: Reason) -> int:
     """Anthropic's 429 is for what one tenant may; that all are too many is its 529."""
-    status = _STATUS[reason]
-    others = status in (429, 503) and reason not in _OF_ONE_TENANT
-    return _OVERLOADED if others and path in ANTHROPIC else status
+    row = REASONS[reason]
+    others = row.status in (429, 503) and not row.of_a_tenant
+    return _OVERLOADED if others and path in ANTHROPIC else row.status

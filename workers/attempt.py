@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.contract import Cause, CompletionStats, NotResumed, Reason, State
-from serve_app.errors import MESSAGES, RequestRefused
+from serve_app.errors import REASONS, RequestRefused, failed
 from serve_app.journal.attempt_log import AttemptLog, AttemptState
 from serve_app.journal.entries import REQUEST_ID, AttemptFacts, Head, RequestFacts, Summary
 from serve_app.journal.events import EventNumberer
@@ -201,8 +201,7 @@ class Attempt:
         elif error is None and self.answered:
             self.stop()
         elif self.open:
-            refused = RequestRefused(Reason.ENGINE_ERROR, MESSAGES[Reason.ENGINE_ERROR])
-            failure = self.failure or refused
+            failure = self.failure or failed(Reason.ENGINE_ERROR)
             level = logging.INFO if self.failure else logging.ERROR
             what = failure if error is None else repr(error)
             extra = about(self.request_id, self.facts.tenant, failure.reason)
@@ -228,7 +227,7 @@ class Attempt:
             self.journal.stop(why)
             return
         reason = why.reason if isinstance(why, Exception) else why
-        state = self.stopped = State.COMPLETED if reason is None else reason.state
+        state = self.stopped = State.COMPLETED if reason is None else REASONS[reason].state
         if isinstance(why, RequestRefused):
             self._refuse(why)
         elif isinstance(why, Exception):

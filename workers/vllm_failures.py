@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from serve_app.contract import ANTHROPIC, MESSAGE, OF_RESPONSES, Reason, called
-from serve_app.errors import MESSAGES, RequestRefused, context_exceeded, invalid, written
+from serve_app.errors import RequestRefused, context_exceeded, failed, invalid, written
 from serve_app.observability.logs import about
 from workers.attempt import Attempt, current
 from workers.engine_plugin import replace
@@ -113,7 +113,7 @@ def failure_of(error: BaseException, path: str, body: bytes, attempt: Attempt) -
     servers = isinstance(error, VLLMServerError | GracefulHTTPError | OSError | MemoryError)
     if not told and (servers or attempt.output_tokens or attempt.recorded.outputs):
         log.error("request %s failed in vLLM's server: %r", attempt.request_id, error, extra=extra)
-        return RequestRefused(Reason.ENGINE_ERROR, MESSAGES[Reason.ENGINE_ERROR])
+        return failed(Reason.ENGINE_ERROR)
     if callable(errors := getattr(error, "errors", None)):  # of pydantic and FastAPI
         return _of_fields(errors(), path, body)
     if not told and not isinstance(error, ValueError | NotImplementedError):
@@ -236,7 +236,7 @@ def _said(status: int, message: str, param: str | None) -> RequestRefused:
     if status == 404:
         return RequestRefused(Reason.NOT_FOUND, message, param=_FIELDS.get(param or "", param))
     if status >= 500 and status != 501:
-        return RequestRefused(Reason.ENGINE_ERROR, MESSAGES[Reason.ENGINE_ERROR])
+        return failed(Reason.ENGINE_ERROR)
     return _mistake(_in_one_line(message), param, asked.get()[0])
 
 

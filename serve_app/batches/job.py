@@ -23,14 +23,14 @@ from serve_app import timings
 from serve_app.batches import joining
 from serve_app.batches.check import Checks
 from serve_app.batches.leading import FIRST_TRY, Closed, Deposed, Leading, T, insist
-from serve_app.batches.line_requests import AGAIN, BECAUSE_OF_LOAD, LineAnswer, LineRequests
+from serve_app.batches.line_requests import LineAnswer, LineRequests
 from serve_app.batches.lines import Asked, LineError, Row, answered_line, asked_by
 from serve_app.batches.progress import Pace, Progress
 from serve_app.batches.record import Batch, BatchState
 from serve_app.batches.segments import SEGMENT_BYTES, Result, Results
 from serve_app.clock import RedisClock
 from serve_app.contract import Reason, State
-from serve_app.errors import RedisUnavailable, RequestRefused
+from serve_app.errors import REASONS, RedisUnavailable, RequestRefused
 from serve_app.files.files import Files, new_file_id
 from serve_app.files.storage import Storage, StorageUnavailable
 from serve_app.ingress.exchange import Exchange
@@ -508,7 +508,7 @@ class Job:
                         self._at_once = max(1, sum(bool(one.request_id) for one in self.running))
                         return None
                     self._no_more, self._at_once = refusal, math.inf
-                if refusal.reason not in BECAUSE_OF_LOAD:
+                if REASONS[refusal.reason].line != "later":
                     raise
             else:
                 line.request_id = found.follower.request_id
@@ -520,11 +520,11 @@ class Job:
 
     async def _again(self, line: Line, answer: LineAnswer) -> bool:
         """Whether a line needs another request; its next try is written down then."""
-        state, reason = answer.ending.state, answer.ending.reason
-        withdrawn = reason in (Reason.WITHDRAWN, Reason.MODEL_NOT_FOUND)  # nobody served it then
-        if state is State.COMPLETED or not (withdrawn or reason in AGAIN):
+        reason = answer.ending.reason
+        said = REASONS[reason].line if reason else ""
+        if said not in ("again", "resumed"):
             return False
-        line.failures += not withdrawn
+        line.failures += said == "again"
         if line.failures >= _MOST_FAILURES:
             return False
         _, releasing = await self.parts.requests.releasing([line.request_id])

@@ -37,27 +37,6 @@ from serve_app.requests.store import JournalStore
 from serve_app.settings import Settings
 
 _LARGE_AT_ONCE = 4
-BECAUSE_OF_LOAD = frozenset(
-    {
-        Reason.QUEUE_FULL,
-        Reason.OVERLOADED,
-        Reason.TENANT_LIMIT,
-        Reason.STORAGE_FULL,
-        Reason.RESULTS_FULL,
-        Reason.JOURNAL_UNAVAILABLE,
-    }
-)
-"""A line that is refused so is submitted again."""
-AGAIN = frozenset(
-    {
-        Reason.ATTEMPT_LOST,
-        Reason.JOURNAL_LOST,
-        Reason.ENGINE_ERROR,
-        Reason.INTERNAL,
-        Reason.CLIENT_DISCONNECTED,
-    }
-)
-"""A line whose request ended so is tried again: another engine may answer it."""
 
 
 class LineAnswer(NamedTuple):

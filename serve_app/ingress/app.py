@@ -18,10 +18,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.contract import Reason
 from serve_app.errors import (
-    MESSAGES,
     RedisUnavailable,
     RequestRefused,
     Unreadable,
+    failed,
     invalid,
     invalid_value,
 )
@@ -231,7 +231,7 @@ def _refusal_of(error: Exception, scope: Scope) -> RequestRefused:
             return invalid_value(param, first["msg"])
         case Unreadable():
             log.error("a journal cannot be read: %s", error)
-            return RequestRefused(Reason.JOURNAL_LOST, MESSAGES[Reason.JOURNAL_LOST])
+            return failed(Reason.JOURNAL_LOST)
         case StorageUnavailable():
             log.error("the storage of files cannot be used: %s", error)
             return _for_now(Reason.STORAGE_UNAVAILABLE, "storage of files cannot be used")

@@ -31,9 +31,9 @@ from serve_app.admission.admission import Admission, Receipt, Submission
 from serve_app.clock import SYSTEM
 from serve_app.contract import CHATS, COMPLETIONS, MESSAGE, RESPONSES, Reason, State
 from serve_app.errors import (
-    MESSAGES,
     RedisUnavailable,
     RequestRefused,
+    failed,
     retry_headers,
 )
 from serve_app.ingress.client_connections import PUSH, Push
@@ -222,7 +222,7 @@ class Exchange:
                 sign = sign_of_life(self.path, request_id, self.facts, last, begun)
                 await self._send(send, _EVENT_STREAM, sign)
             if self._overdue and not self._stage.begun:
-                raise RequestRefused(Reason.DEADLINE, MESSAGES[Reason.DEADLINE])
+                raise failed(Reason.DEADLINE)
             await self._wait()
 
     def _count_unread(self, size: int) -> None:

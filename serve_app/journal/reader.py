@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from serve_app.contract import Reason, State
-from serve_app.errors import MESSAGES
+from serve_app.errors import REASONS
 from serve_app.journal.entries import (
     BEGINNING,
     FIRST_OPENING_ID,
@@ -49,7 +49,7 @@ class Ending:
                 "The engine that worked on this request died, and the answer cannot be continued "
                 f"because {self.summary.why}; please try again."
             )
-        return MESSAGES.get(self.reason, "The request failed.") if self.reason else ""
+        return REASONS[self.reason].says if self.reason else ""
 
 
 class JournalReader:

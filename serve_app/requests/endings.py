@@ -13,7 +13,7 @@ from functools import partial
 
 from serve_app import timings
 from serve_app.contract import Reason
-from serve_app.errors import Unreadable
+from serve_app.errors import REASONS, Unreadable
 from serve_app.journal.entries import Entry, RequestFacts, Summary
 from serve_app.journal.ledger import Whose
 from serve_app.loops import Loops, repeat
@@ -70,7 +70,7 @@ class Endings:
         row: Whose | None = None,
         queued: bytes = b"",
     ) -> bool:
-        state, nonce = reason.state, secrets.token_bytes(8)
+        state, nonce = REASONS[reason].state, secrets.token_bytes(8)
         terminal = Entry.terminal_from_outside(nonce, state, reason, summary)
         if not await self.store.end(Ended(request_id, (terminal,), summary, queued), row):
             return False

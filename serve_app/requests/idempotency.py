@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from serve_app import timings
 from serve_app.contract import State
-from serve_app.errors import LASTING
+from serve_app.errors import REASONS
 from serve_app.journal.entries import Entry, RequestFacts
 from serve_app.policy.tenant_limits import Standing
 from serve_app.redis.connection import Command
@@ -132,4 +132,4 @@ def _passes(last: Entry) -> bool:
     """Whether a request failed for a temporary reason, so that a repeat may succeed."""
     if not last.ends or last.state is State.COMPLETED:
         return False
-    return last.reason not in LASTING
+    return last.reason is None or not REASONS[last.reason].lasting

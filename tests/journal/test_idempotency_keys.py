@@ -9,7 +9,7 @@ import asyncio
 import pytest
 
 from serve_app.contract import Reason, State
-from serve_app.errors import LASTING, RequestRefused
+from serve_app.errors import REASONS, RequestRefused
 from serve_app.journal.entries import Entry
 from serve_app.policy.work import Work
 from serve_app.redis.keyspace import later_request_key
@@ -29,7 +29,7 @@ async def end(w: World, request_id: str, state: State, reason: Reason | None = N
     assert await w.store.end(Ended(request_id, (terminal,), summary, record.first.queue_entry))
 
 
-@pytest.mark.parametrize("reason", [None, *sorted(LASTING)])
+@pytest.mark.parametrize("reason", [None, *(one for one, row in REASONS.items() if row.lasting)])
 async def test_what_completed_or_would_fail_again_answers_its_key(
     w: World, its: StillIngress, reason: Reason | None
 ) -> None:

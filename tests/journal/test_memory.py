@@ -9,7 +9,7 @@ import pytest
 
 from serve_app import timings
 from serve_app.contract import Reason, State
-from serve_app.errors import RedisUnavailable
+from serve_app.errors import REASONS, RedisUnavailable
 from serve_app.journal.entries import TERMINAL_ID
 from tests.journal.journal_helpers import (
     HEAD,
@@ -55,7 +55,7 @@ async def test_a_full_redis_refuses_new_requests_and_takes_every_end(
         await attempt.closed
         for name, reason in zip(waiting, (Reason.CANCELLED, Reason.DEADLINE), strict=True):
             assert await w.endings.end(name, reason)
-            assert (await w.ending(name))[0] is reason.state
+            assert (await w.ending(name))[0] is REASONS[reason].state
         with pytest.raises(RedisUnavailable, match="OOM command not allowed"):
             await w.admit("req_2")
         await w.operator.config_set("maxmemory", ROOM_BYTES)

@@ -14,6 +14,7 @@ from serve_app import timings
 from serve_app.cluster.leases import Entrance, Membership
 from serve_app.contract import IngressLease, Reason
 from serve_app.dispatch.attempts import Quarantine, StallReason
+from serve_app.errors import REASONS
 from serve_app.policy.classes import CLASSES
 from serve_app.processes import IngressProcess
 from serve_app.redis.keyspace import wake_channel
@@ -69,7 +70,7 @@ async def test_what_ends_between_its_claim_and_its_start_takes_no_slot_and_no_ca
         worker.busy["second"].set()
         await eventually(lambda: ended(w, "last"))
         assert worker.order == ["first", "second", "last"]
-        assert await states(w, "unwanted", "batch", "second") == [reason.state] * 3
+        assert await states(w, "unwanted", "batch", "second") == [REASONS[reason].state] * 3
 
 
 async def test_urgent_classes_go_first_and_batch_gets_its_share(w: World) -> None:

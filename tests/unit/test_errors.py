@@ -7,9 +7,8 @@ import random
 
 import pytest
 
-from scripts.pages import ADVICE
 from serve_app.contract import ANTHROPIC, Reason, State
-from serve_app.errors import HermesError, RequestRefused, error_body
+from serve_app.errors import REASONS, HermesError, RequestRefused, error_body
 from serve_app.journal.reader import Ending
 from tests.tables import each
 
@@ -48,7 +47,7 @@ def test_every_reason_has_its_http_form_and_can_be_an_ending(reason: Reason) -> 
     message = Ending(State.FAILED, reason, None).message
     assert message.endswith(".")
     assert "\n" not in message
-    assert ADVICE[reason].endswith(".")
+    assert REASONS[reason].advice.endswith(".")
     assert reason in _RETRYABLE or "again" not in message
 
 
