@@ -34,8 +34,8 @@ journal/entries.py            how entries and wake-ups are stored; events.py: th
 workers/journal_writer.py     fenced appends, group commit, wake-ups
 ingress/followers.py          passes accepted entries to the connections; journal/reader.py
                               interprets them
-ingress/exchange.py           forwards the bytes to the client; disconnects.py: what happens when it
-                              leaves
+ingress/exchange.py           forwards the bytes to the client; protocol_events.py: with signs of
+                              life, or an error; disconnects.py: what happens when it leaves
 ingress/client_connections.py the server's side of HTTP, and who does not read
 requests/lifecycle.lua        the steps of a request's life: accept, record, end; lifecycle.py sends
                               them, with what else happens then, and reads the record

@@ -22,14 +22,13 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Send
 
 from serve_app import timings
 from serve_app.admission.admission import Admission, Receipt, Submission
 from serve_app.clock import SYSTEM
-from serve_app.contract import CHATS, COMPLETIONS, MESSAGE, RESPONSES, Reason, State
+from serve_app.contract import Reason, State
 from serve_app.errors import (
     RedisUnavailable,
     RequestRefused,
@@ -40,9 +39,9 @@ from serve_app.ingress.client_connections import PUSH, Push
 from serve_app.ingress.connection_limits import ConnectionLimit
 from serve_app.ingress.disconnects import Disconnects
 from serve_app.ingress.followers import Follower, Followers
-from serve_app.ingress.objects import unanswered_response
+from serve_app.ingress.protocol_events import body_event, error_events, sign_of_life
 from serve_app.journal.entries import Head, RequestFacts
-from serve_app.journal.events import COMMENT, SEPARATOR, after_event, body_event, error_events
+from serve_app.journal.events import SEPARATOR, after_event
 from serve_app.loops import ended
 from serve_app.observability.logs import about
 from serve_app.policy.tenant_limits import Standing
@@ -454,47 +453,3 @@ def refusal_answer(
 ) -> Response:
     headers = {**(more_headers or {}), **refusal.headers()}
     return Response(refusal.body(path), refusal.status_at(path), headers, "application/json")
-
-
-def sign_of_life(
-    path: str, request_id: str, facts: RequestFacts | None, last_event: int, begun: bool
-) -> bytes:
-    """What a stream without news sends, so that no client takes it for dead: an event of the
-    client's own protocol that changes nothing, after a comment by which this project's own clients
-    know it. Clients give up after minutes without an event, and comments are no events to them.
-
-    It has no `id` and is in no journal, so it moves no reader's place, and a replay does not have
-    it. A response has OpenAI's own `keepalive`, with the sequence number of the last event: whoever
-    goes on after it misses nothing. Before the first event OpenAI's SDKs take `response.created`
-    and nothing else, so it is that one, once; it comes again with the answer. Chats and completions
-    have a chunk that adds nothing, messages Anthropic's `ping`, other endpoints the comment alone.
-
-    Args:
-        last_event: number of the last event that the client has; 0 if it has none.
-        begun: whether it has an event, or a sign of life that stands for the first one.
-    """
-    if facts is None:
-        return COMMENT
-    if path == RESPONSES:
-        place = max(0, last_event - 1)
-        event: dict[str, Any] = {"type": "keepalive", "sequence_number": place}
-        if not begun:
-            response = msgspec.Raw(unanswered_response(request_id, facts, None, State.QUEUED))
-            event = {"type": "response.created", "sequence_number": 0, "response": response}
-        return COMMENT + b"event: %b\ndata: %b\n\n" % (
-            event["type"].encode(),
-            msgspec.json.encode(event),
-        )
-    if path == MESSAGE:
-        return COMMENT + b'event: ping\ndata: {"type":"ping"}\n\n'
-    made = {"created": facts.admitted_ms // 1000, "model": facts.called}
-    nothing: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": None}
-    if path == CHATS:
-        chunk = {"id": f"chatcmpl-{request_id}", "object": "chat.completion.chunk", **made}
-        nothing["delta"] = {}
-    elif path == COMPLETIONS:
-        chunk = {"id": f"cmpl-{request_id}", "object": "text_completion", **made}
-        nothing["text"] = ""
-    else:
-        return COMMENT
-    return COMMENT + b"data: %b\n\n" % msgspec.json.encode({**chunk, "choices": [nothing]})

@@ -10,19 +10,11 @@ Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
 from __future__ import annotations
 
 import zlib
-from typing import Any
 
-import msgspec
-
-from serve_app.contract import ANTHROPIC, Reason
-from serve_app.errors import anthropics_error, error_body, invalid
+from serve_app.errors import invalid
 
 SEPARATOR = b"\n\n"
 DONE = b"data: [DONE]\n\n"
-COMMENT = b": waiting\n"
-"""What a sign of life begins with. It has no blank line: after an event with an id, OpenAI's SDK
-(3.52) would treat that as an event and fail on its empty data.
-"""
 PIECE_BYTES = 64 * 1024
 _INPUT_BYTES = 16 * 1024
 _ENDS_OF_LINES = [
@@ -119,29 +111,6 @@ class _Skipper:
             position = end + len(SEPARATOR)
         self._tail = b""
         return events[position:]
-
-
-def error_events(reason: Reason, message: str, last: int, path: str) -> bytes:
-    """The end of a failed stream: one error event, then whatever ends the streams of this endpoint.
-
-    Chat and completions end in `[DONE]`, as vLLM's and OpenAI's do; Responses and Anthropic's
-    messages have an `error` event and no `[DONE]`.
-    """
-    data: dict[str, Any] = error_body(reason, message)
-    if path in ANTHROPIC:
-        data = anthropics_error(reason, message)
-    elif path.endswith("/responses"):
-        data = {**data["error"], "type": "error", "sequence_number": last}
-    written = escaped(msgspec.json.encode(data))
-    if "type" in data:
-        return b"id: %d\nevent: error\ndata: %b\n\n" % (last + 1, written)
-    return b"id: %d\ndata: %b\n\nid: %d\n%b" % (last + 1, written, last + 2, DONE)
-
-
-def body_event(body: bytes) -> bytes:
-    """A response that is not a stream, as the only event of a stream."""
-    lines = b"".join(b"data: %b\n" % line for line in escaped(body).splitlines() or [b""])
-    return b"id: 1\nevent: response\n%b\n" % lines
 
 
 class Pieces:

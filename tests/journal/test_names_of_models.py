@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from serve_app.ingress.exchange import sign_of_life
+from serve_app.ingress.protocol_events import sign_of_life
 from tests.journal.in_process import door, in_process, settings_of
 from tests.tables import Failures
 

@@ -21,7 +21,7 @@ import pytest
 from serve_app import timings
 from serve_app.contract import CHATS, COMPLETIONS, MESSAGE, RESPONSES, State
 from serve_app.ingress import exchange
-from serve_app.ingress.exchange import sign_of_life
+from serve_app.ingress.protocol_events import sign_of_life
 from serve_app.journal.entries import EntryId, RequestFacts, Summary, decode_facts
 from tests.installed_clients import ENVIRONMENT, of_agent, of_node
 from tests.journal.in_process import Door, door, door_of, ingress_process, settings_of

@@ -11,14 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.contract import Reason
-from serve_app.journal.events import (
-    DONE,
-    EventNumberer,
-    after_event,
-    body_event,
-    error_events,
-    escaped,
-)
+from serve_app.ingress.protocol_events import body_event, error_events
+from serve_app.journal.events import DONE, EventNumberer, after_event, escaped
 from tests.tables import each
 
 lines = st.text(alphabet="ab:{} é", min_size=1, max_size=8).map(

@@ -16,6 +16,7 @@ from starlette.types import Message
 from serve_app.ingress.client_connections import PUSH
 from serve_app.ingress.exchange import Exchange, ExchangeParts
 from serve_app.ingress.followers import Follower, Followers
+from serve_app.ingress.protocol_events import COMMENT
 from serve_app.journal.entries import (
     REQUEST_ID,
     TERMINAL_ID,
@@ -27,7 +28,6 @@ from serve_app.journal.entries import (
     encode_wakes,
     wake_of,
 )
-from serve_app.journal.events import COMMENT
 from serve_app.settings import Settings
 
 HEAD = msgspec.json.encode(Head(200, [("content-type", "text/event-stream")]))

@@ -7,7 +7,8 @@ import threading
 import httpx
 import pytest
 
-from serve_app.journal.events import COMMENT, DONE
+from serve_app.ingress.protocol_events import COMMENT
+from serve_app.journal.events import DONE
 from tests.http_server import (
     END,
     Asked,

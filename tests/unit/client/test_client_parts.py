@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.client import EventSplitter, RetryClock
-from serve_app.journal.events import COMMENT, after_event
+from serve_app.ingress.protocol_events import COMMENT
+from serve_app.journal.events import after_event
 from tests.http_server import chunk, cutting, serving
 from tests.unit.client.service import EVENTS, ROOT, TEXTS, answer, first, streaming
 

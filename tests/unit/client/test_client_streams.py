@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from serve_app.contract import Reason
-from serve_app.journal.events import COMMENT, error_events
+from serve_app.ingress.protocol_events import COMMENT, error_events
 from tests.http_server import END, Asked, Wire, chunk, cutting, sending, serving
 from tests.tables import each
 from tests.unit.client.callers import Kind, Scripted
