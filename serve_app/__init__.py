@@ -37,15 +37,34 @@ ingress/followers.py          passes accepted entries to the connections; journa
 ingress/exchange.py           forwards the bytes to the client; protocol_events.py: with signs of
                               life, or an error; disconnects.py: what happens when it leaves
 ingress/client_connections.py the server's side of HTTP, and who does not read
-requests/lifecycle.lua        the steps of a request's life: accept, record, end; lifecycle.py sends
-                              them, with what else happens then, and reads the record
-requests/store.py             reads journals, and what belongs to them
-requests/endings.py           ends requests without a worker (cancelled, deadline passed, given up);
+
+How it ends:
+
+requests/lifecycle.lua        the steps of a request's life, each as a whole: accept, record, end,
+                              with tenants' limits and the ledger; lifecycle.py sends them
+requests/endings.py           ends requests without a worker: cancelled, given up, or overdue
+workers/attempt.py            ends those that a worker runs
+reasons.toml                  what follows from each reason: status, message, whether to retry
+requests/record.py            what is known of a request; store.py reads journals;
                               dead_letters.py keeps what was given up
 
+Beside its path:
+
+ingress/objects_api.py        what is stored, for clients: requests, responses, chats; objects.py:
+                              as JSON; conversations.py: responses that go on from earlier ones
+ingress/operator_api.py       what operators see and do; connection_limits.py: what an ingress holds
+policy/tenants.py             who sends requests, and what each may; tenant_limits.py: how much
+policy/work.py                how much a request asks for; scaling.py: how many engines that needs
+workers/schemas.py            what vLLM and xgrammar would not obey, refuse or tell as OpenAI does:
+                              with vllm_failures.py, answers.py, responses.py, messages.py
+batches/                      runner.py: which batches, under a lease; job.py: one from its check to
+                              its files; line_requests.py: a line as a request; record.py: in Redis
+webhooks/                     outbox.py: events that wait; sender.py: delivers them, with post.py;
+                              events.py: which there are, for whom, and when they are tried again
 files/                        uploaded files: storage.py (a folder or S3), files.py (their records)
-cluster/leases.py             which processes are alive, and whose the namespace is;
-                              cluster/replicas.py: which can take work
+cluster/leases.py             which processes are alive, whose the namespace is, which API keys are
+                              revoked; members.py: who is certainly dead; replicas.py: which can
+                              take work
 redis/                        connections and the client; keyspace.py: every key; check.py: whether
                               it can be used, and keeps what it accepted
 observability/                metrics, traces, log lines

@@ -89,7 +89,7 @@ class IngressProcess:
         self._replicas = replicas
         replicas.placement = Placement(**settings.routing.model_dump())
         self.base = base = Foundation(settings, "hermes-ingress", ingress_id)
-        self.endings = Endings(base.store, base.telemetry)
+        self.endings = Endings(settings, base.link, base.store, base.telemetry)
         self.redis_watch = RedisWatch(
             settings.redis,
             settings.namespace,

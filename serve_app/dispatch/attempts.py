@@ -38,7 +38,7 @@ from serve_app.redis.replies import answered
 from serve_app.request_queue import QueueEntry, RequestQueue
 from serve_app.requests.dead_letters import DeadLetters
 from serve_app.requests.endings import Endings
-from serve_app.requests.lifecycle import Record
+from serve_app.requests.record import Record
 from serve_app.requests.store import JournalStore
 
 log = logging.getLogger("hermes.dispatcher")

@@ -15,7 +15,7 @@ from serve_app.journal.entries import Entry, RequestFacts
 from serve_app.journal.events import SEPARATOR
 from serve_app.journal.reader import JournalReader, read_whole
 from serve_app.journal.usage import Usage
-from serve_app.requests.lifecycle import Record
+from serve_app.requests.record import Record
 
 RESPONSE = "resp_"
 CHAT = "chatcmpl-"

@@ -43,7 +43,7 @@ from serve_app.journal.entries import Entry, RequestFacts, RequestLine
 from serve_app.journal.events import last_event_id
 from serve_app.policy.classes import CLASSES
 from serve_app.requests.endings import Endings
-from serve_app.requests.lifecycle import Record
+from serve_app.requests.record import Record
 from serve_app.requests.store import JournalStore
 from serve_app.settings.limits import RequestLimits
 

@@ -21,10 +21,12 @@ from serve_app.observability.logs import Outage, about
 from serve_app.observability.metrics import Telemetry
 from serve_app.redis.keyspace import due_key
 from serve_app.redis.link import RedisLink
-from serve_app.redis.replies import all_answered
+from serve_app.redis.replies import all_answered, answered, is_id_taken
 from serve_app.request_queue import QueueEntry
-from serve_app.requests.lifecycle import Ended, Record
+from serve_app.requests.lifecycle import Ended, end
+from serve_app.requests.record import Record
 from serve_app.requests.store import JournalStore
+from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.endings")
 
@@ -34,7 +36,11 @@ class Endings:
     Redis cannot be reached, or it is unknown whether the request ended.
     """
 
-    def __init__(self, store: JournalStore, telemetry: Telemetry) -> None:
+    def __init__(
+        self, settings: Settings, link: RedisLink, store: JournalStore, telemetry: Telemetry
+    ) -> None:
+        self._settings = settings
+        self._link = link
         self.store = store
         self._telemetry = telemetry
 
@@ -58,7 +64,7 @@ class Endings:
         queue entry says whose it is.
         """
         summary = Summary(None, None, 0, self.store.clock.now_ms())
-        row = Whose(entry.tenant, "", entry.request_class, self.store.model)
+        row = Whose(entry.tenant, "", entry.request_class, self._settings.model.name)
         return await self._end(entry.request_id, Reason.JOURNAL_LOST, summary, entry, row)
 
     async def _end(
@@ -72,7 +78,9 @@ class Endings:
     ) -> bool:
         state, nonce = REASONS[reason].state, secrets.token_bytes(8)
         terminal = Entry.terminal_from_outside(nonce, state, reason, summary)
-        if not await self.store.end(Ended(request_id, (terminal,), summary, queued), row):
+        ended = Ended(request_id, (terminal,), summary, queued)
+        (reply,) = await self._link.call([end(self._settings, ended, row)])
+        if is_id_taken(reply) or not answered(reply):
             return False
         self._telemetry.count("hermes_requests_ended", whose.request_class, state, reason)
         extra = about(request_id, whose.tenant, reason, whose.trace)

@@ -21,15 +21,8 @@ from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import later_request_key
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import all_answered
-from serve_app.requests.lifecycle import (
-    Answer,
-    Condition,
-    Offer,
-    Record,
-    accept,
-    keep_ms,
-    reading,
-)
+from serve_app.requests.lifecycle import Answer, Condition, Offer, accept, keep_ms, reading
+from serve_app.requests.record import Record
 from serve_app.requests.store import JournalStore
 from serve_app.settings import Settings
 

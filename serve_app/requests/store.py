@@ -20,7 +20,6 @@ from serve_app.journal.entries import (
     following,
     opening_id,
 )
-from serve_app.journal.ledger import Whose
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import (
     body_key,
@@ -31,8 +30,9 @@ from serve_app.redis.keyspace import (
     requests_key,
 )
 from serve_app.redis.link import RedisLink
-from serve_app.redis.replies import all_answered, answered, is_id_taken
-from serve_app.requests.lifecycle import Ended, Record, append, end, reading, retaining
+from serve_app.redis.replies import all_answered, answered
+from serve_app.requests.lifecycle import append, reading, retaining
+from serve_app.requests.record import Record
 from serve_app.settings import Settings
 
 
@@ -72,10 +72,6 @@ class JournalStore:
         self.wholes = asyncio.Semaphore(timings.WHOLES_AT_ONCE)
         """Held by whoever reads a whole journal into memory, and until it has made of it what it
         needs: an answer may have `journal.max_answer_bytes`."""
-
-    @property
-    def model(self) -> str:
-        return self._settings.model.name
 
     def key(self, request_id: str) -> str:
         return journal_key(self._settings.namespace, request_id)
@@ -222,10 +218,3 @@ class JournalStore:
         voided = Entry.void(EntryId(epoch, opening.seq + 1), nonce, Cause.NOT_OPENED)
         await self._link.call([append(key, voided)])
         return True
-
-    async def end(self, ended: Ended, row: Whose | None = None) -> bool:
-        """End a request from outside of an attempt; see `lifecycle.end`. A full Redis takes this,
-        too. Returns whether this call ended it.
-        """
-        (reply,) = await self._link.call([end(self._settings, ended, row)])
-        return False if is_id_taken(reply) else bool(answered(reply))

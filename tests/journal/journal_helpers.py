@@ -16,7 +16,7 @@ from typing import Any
 from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 
-from serve_app.contract import State
+from serve_app.contract import Reason, State
 from serve_app.ingress.followers import Follower, Followers
 from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.entries import (
@@ -39,7 +39,7 @@ from serve_app.redis.replies import all_answered
 from serve_app.request_queue import Depth, QueueDepths, RequestQueue
 from serve_app.requests.dead_letters import DeadLetters
 from serve_app.requests.endings import Endings
-from serve_app.requests.lifecycle import Offer, accept
+from serve_app.requests.lifecycle import Ended, Offer, accept, end
 from serve_app.requests.store import JournalStore
 from serve_app.settings import Settings
 from tests import permits
@@ -113,7 +113,7 @@ class World:
         self.link = RedisLink(self.settings.redis)
         self.store = JournalStore(self.settings, self.link)
         self.telemetry = Telemetry()
-        self.endings = Endings(self.store, self.telemetry)
+        self.endings = Endings(self.settings, self.link, self.store, self.telemetry)
         self.channel = wake_channel(namespace, "ingress-1")
         self._started: list[JournalWriter | Followers] = []
 
@@ -213,6 +213,15 @@ class World:
         """The same, with a follower from before it is accepted."""
         follower = (await self.hub()).follow_new("req_1")
         return follower, await self.started()
+
+    async def ended(self, request_id: str, state: State, reason: Reason | None = None) -> None:
+        """End a request as a worker would, but for its output."""
+        record = await self.store.record(request_id)
+        assert record
+        summary = record.ending(self.store.clock.now_ms())
+        terminal = Entry.terminal_from_outside(b"nonce", state, reason, summary)
+        its = Ended(request_id, (terminal,), summary, record.first.queue_entry)
+        assert all_answered(await self.link.call([end(self.settings, its)])) == [1]
 
     async def entries(self, request_id: str = "req_1") -> list[Entry]:
         """The journal's entries in Redis."""

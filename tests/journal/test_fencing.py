@@ -10,7 +10,7 @@ from serve_app.contract import Reason
 from serve_app.errors import Fenced
 from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.entries import TERMINAL_ID
-from serve_app.requests.lifecycle import Record
+from serve_app.requests.record import Record
 from tests.journal.cable import UNANSWERED, Cable
 from tests.journal.journal_helpers import OPENED, World, add, added, complete, event, finish, world
 from tests.transcripts import transcript

@@ -10,23 +10,14 @@ import pytest
 
 from serve_app.contract import Reason, State
 from serve_app.errors import REASONS, RequestRefused
-from serve_app.journal.entries import Entry
 from serve_app.policy.work import Work
 from serve_app.redis.keyspace import later_request_key
 from serve_app.requests.idempotency import KeyedRequests, Outrun
-from serve_app.requests.lifecycle import Ended, Offer
+from serve_app.requests.lifecycle import Offer
 from tests.journal.admitting import StillIngress, admitting
 from tests.journal.journal_helpers import LINE, World
 
 KEY = "a key"
-
-
-async def end(w: World, request_id: str, state: State, reason: Reason | None = None) -> None:
-    record = await w.store.record(request_id)
-    assert record
-    summary = record.ending(1)
-    terminal = Entry.terminal_from_outside(b"nonce", state, reason, summary)
-    assert await w.store.end(Ended(request_id, (terminal,), summary, record.first.queue_entry))
 
 
 @pytest.mark.parametrize("reason", [None, *(one for one, row in REASONS.items() if row.lasting)])
@@ -35,7 +26,7 @@ async def test_what_completed_or_would_fail_again_answers_its_key(
 ) -> None:
     first, _ = await its.post(KEY)
     state = State.FAILED if reason else State.COMPLETED
-    await end(w, first.request_id, state, reason)
+    await w.ended(first.request_id, state, reason)
     again, _ = await its.post(KEY)
     assert again.request_id == first.request_id
     assert again.reader.ending is not None
@@ -46,7 +37,7 @@ async def test_after_a_failure_that_passes_a_repeat_is_a_new_request(
     w: World, its: StillIngress, reason: Reason
 ) -> None:
     first, _ = await its.post(KEY)
-    await end(w, first.request_id, State.FAILED, reason)
+    await w.ended(first.request_id, State.FAILED, reason)
     second, _ = await its.post(KEY)
     assert second.request_id != first.request_id
     assert await w.ending(second.request_id) == ("", "")
@@ -54,10 +45,10 @@ async def test_after_a_failure_that_passes_a_repeat_is_a_new_request(
     with pytest.raises(RequestRefused) as refusal:
         await its.post(KEY, b'{"prompt": "Another"}')
     assert refusal.value.reason == Reason.IDEMPOTENCY_CONFLICT
-    await end(w, second.request_id, State.FAILED, reason)
+    await w.ended(second.request_id, State.FAILED, reason)
     third, _ = await its.post(KEY)
     assert third.request_id not in (first.request_id, second.request_id)
-    await end(w, third.request_id, State.COMPLETED)
+    await w.ended(third.request_id, State.COMPLETED)
     assert (await its.post(KEY))[0].request_id == third.request_id
 
 
@@ -76,7 +67,7 @@ async def test_of_fifty_repeats_at_once_over_two_ingresses_one_is_admitted(
     before = set()
     if failed_before:
         follower, _ = await its.post(KEY)
-        await end(w, follower.request_id, State.CANCELLED, Reason.CLIENT_DISCONNECTED)
+        await w.ended(follower.request_id, State.CANCELLED, Reason.CLIENT_DISCONNECTED)
         before = {follower.request_id}
     async with admitting(w.settings, "ingress-2") as other:
         both = (its, other)
@@ -102,7 +93,7 @@ async def test_a_name_outlives_the_journal_that_it_leads_to(
     w: World, namespace: str, its: StillIngress
 ) -> None:
     first, _ = await its.post(KEY)
-    await end(w, first.request_id, State.FAILED, Reason.DEADLINE)
+    await w.ended(first.request_id, State.FAILED, Reason.DEADLINE)
     second, _ = await its.post(KEY)
     (name,) = [key async for key in w.operator.scan_iter(later_request_key(namespace, "*"))]
     assert await w.redis.pttl(name) > await w.redis.pttl(w.store.key(second.request_id)) > 0
@@ -117,7 +108,7 @@ async def test_a_repeat_that_read_before_another_was_admitted_is_not_admitted(
 ) -> None:
     for _ in range(failures):
         follower, _ = await its.post(KEY)
-        await end(w, follower.request_id, State.FAILED, Reason.DEADLINE)
+        await w.ended(follower.request_id, State.FAILED, Reason.DEADLINE)
     keyed = KeyedRequests(w.settings, w.store, w.link)
     slow = await keyed.held("tenant", KEY)
     assert not slow.stands

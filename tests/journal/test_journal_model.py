@@ -37,7 +37,7 @@ from serve_app.journal.ledger import sums
 from serve_app.journal.reader import JournalReader
 from serve_app.policy.tenant_limits import Limits, Reserved
 from serve_app.redis.keyspace import limits_key, running_key
-from serve_app.requests.lifecycle import Record
+from serve_app.requests.record import Record
 from tests.journal.cable import HANGING, LATE, RETRIED, UNANSWERED, UNSENT, Cable, behind
 from tests.journal.journal_helpers import FACTS, HEAD, OPENED, SUMMARY, World
 from tests.transcripts import transcript

@@ -20,11 +20,9 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from serve_app.contract import IngressLease, Reason, State
 from serve_app.errors import RequestRefused
 from serve_app.ingress.exchange import Exchange
-from serve_app.journal.entries import Entry
 from serve_app.policy.tenant_limits import Limits
 from serve_app.policy.tenants import Tenant
 from serve_app.redis.keyspace import twins_key
-from serve_app.requests.lifecycle import Ended
 from tests.journal.admitting import StillIngress
 from tests.journal.journal_helpers import (
     OPENED,
@@ -75,12 +73,7 @@ async def _silent(w: World, ingress: StillIngress) -> bool:
 
 
 async def ends(w: World, request_id: str, state: State) -> None:
-    record = await w.store.record(request_id)
-    assert record
-    summary = record.ending(w.store.clock.now_ms())
-    reason = None if state is State.COMPLETED else Reason.CANCELLED
-    terminal = Entry.terminal_from_outside(b"nonce", state, reason, summary)
-    assert await w.store.end(Ended(request_id, (terminal,), summary, record.first.queue_entry))
+    await w.ended(request_id, state, None if state is State.COMPLETED else Reason.CANCELLED)
 
 
 async def leaves(w: World, exchange: Exchange) -> None:
