@@ -62,9 +62,9 @@ batches/                      runner.py: which batches, under a lease; job.py: o
 webhooks/                     outbox.py: events that wait; sender.py: delivers them, with post.py;
                               events.py: which there are, for whom, and when they are tried again
 files/                        uploaded files: storage.py (a folder or S3), files.py (their records)
-cluster/leases.py             which processes are alive, whose the namespace is, which API keys are
-                              revoked; members.py: who is certainly dead; replicas.py: which can
-                              take work
+cluster/leases.py             which processes are alive; entrance.py: whose the namespace is;
+                              key_notices.py: which API keys are revoked; members.py: who is
+                              certainly dead; replicas.py: which can take work
 redis/                        connections and the client; keyspace.py: every key; check.py: whether
                               it can be used, and keeps what it accepted
 observability/                metrics, traces, log lines

@@ -17,7 +17,9 @@ from serve_app.batches.line_requests import LineRequests
 from serve_app.batches.record import Batches
 from serve_app.batches.runner import BatchRunner
 from serve_app.cluster.direct_calls import CallServer, DirectCalls
-from serve_app.cluster.leases import Entrance, KeyNotices, Membership
+from serve_app.cluster.entrance import Entrance
+from serve_app.cluster.key_notices import KeyNotices
+from serve_app.cluster.leases import Membership
 from serve_app.cluster.members import Members
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import Execute, IngressLease

@@ -211,14 +211,14 @@ def _edited(file: Path, missing_ok: bool = False) -> Iterator[list[str]]:
 
 
 async def _revoke(url: str, ca_file: str, namespace: str, digest: bytes) -> None:
-    from serve_app.cluster.leases import revoke
+    from serve_app.cluster.key_notices import revoke
 
     ((seconds, _),) = await _asked(url, ca_file, [("TIME",)])
     await _asked(url, ca_file, revoke(namespace, digest, int(seconds) * 1000))
 
 
 async def _last_uses(url: str, ca_file: str, namespace: str) -> dict[bytes, int]:
-    from serve_app.cluster.leases import last_uses, scored
+    from serve_app.cluster.key_notices import last_uses, scored
 
     (reply,) = await _asked(url, ca_file, [last_uses(namespace)])
     return scored(reply)

@@ -1,5 +1,5 @@
-"""Which processes are alive, and their capacity: leases in Redis, renewed twice a second, and what
-goes with each renewal.
+"""Which processes are alive, and their capacity: leases in Redis, renewed twice a second, in the
+same round trip as the questions of `Entrance` and `KeyNotices`.
 
 The sorted sets `{ns}:ingresses` and `{ns}:workers` have `IngressLease` and `WorkerLease` as
 members. The score is the end of the lease in milliseconds by Redis's clock, because nodes' clocks
@@ -21,6 +21,8 @@ from typing import Any, TypeVar
 
 from serve_app import timings
 from serve_app.clock import RedisClock
+from serve_app.cluster.entrance import Entrance
+from serve_app.cluster.key_notices import KeyNotices
 from serve_app.cluster.members import Members, Trust
 from serve_app.contract import EngineReport, IngressLease, WorkerAddress, WorkerLease
 from serve_app.errors import RedisUnavailable
@@ -28,17 +30,12 @@ from serve_app.loops import Loops
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import (
     calls_key,
-    cluster_key,
     engines_key,
     ingresses_key,
-    key_uses_key,
-    models_key,
-    revoked_key,
-    service_key,
     workers_key,
 )
 from serve_app.redis.link import RedisLink
-from serve_app.redis.replies import all_answered, owned_by_another
+from serve_app.redis.replies import all_answered
 
 log = logging.getLogger("hermes.membership")
 
@@ -217,157 +214,3 @@ def _decoded(decode: Callable[[bytes], T], members: Iterable[bytes]) -> tuple[T,
         else:
             found[lease.name] = lease
     return tuple(found[name] for name in sorted(found))
-
-
-# -- the namespace ---------------------------------------------------------------------------------
-
-_ENTER = """
-local held, mine, how = redis.call('GET', KEYS[1]), ARGV[1], ARGV[2]
-if mine ~= '' and (held == mine or (not held and how ~= 'wait')) then
-  redis.call('SET', KEYS[1], mine, 'PX', ARGV[3])
-  held = mine
-end
-if mine ~= '' and held ~= mine and how ~= 'stay' then return {held or ''} end
-redis.call('SET', KEYS[2], ARGV[4], 'NX', 'PX', ARGV[5])
-redis.call('PEXPIRE', KEYS[2], ARGV[5])
-redis.call('ZADD', KEYS[3], ARGV[6], ARGV[7])
-local unserved = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', ARGV[8], 'LIMIT', 0, ARGV[9])
-return {held or '', redis.call('GET', KEYS[2]), unserved}
-"""
-"""KEYS: the service, this Ray cluster, the models. ARGV: the service's name; `try`, `wait` (take no
-name that is free) or `stay`; its lifetime in ms; since when the Ray cluster is there, unless Redis
-knows, and how long it knows that; the time now; the model; a time, and how many models to name that
-nobody has served since then. Returns the name of the namespace's service; if the ingress may be
-there, also since when its Ray cluster is, and those models.
-"""
-
-_MODELS_AT_ONCE = 32
-
-
-class Entrance:
-    """How an ingress enters its namespace, and stays there: one script, sent with every renewal of
-    its lease, says which service the namespace belongs to, since when this Ray cluster is there,
-    and which models are served.
-
-    Redis decides who of two services that start at the same time is let in. The other one is told
-    nothing of the members and takes no lease: it claims nothing, and answers nothing. If `service`
-    is empty, the namespace may be anybody's.
-    """
-
-    def __init__(self, namespace: str, service: str, cluster: str, model: str) -> None:
-        self._namespace = namespace
-        self._service = service
-        self._model = model
-        cluster_at = cluster_key(namespace, cluster)
-        self._keys = (service_key(namespace), cluster_at, models_key(namespace))
-        self.let_in = False
-        """Whether it may claim and answer. Whoever was let in stays: to end a service that runs
-        because of another one's settings would be worse than two in one namespace.
-        """
-        self.refused = ""
-        """Why it is not let in, in a sentence."""
-        self.warnings: tuple[str, ...] = ()
-        self.since_ms = 0
-        """When its Ray cluster entered the namespace, by Redis's clock in Unix milliseconds."""
-        self.unserved: tuple[str, ...] = ()
-        """Models that no ingress (of this version or a later one) has served lately."""
-
-    def command(self, now_ms: int, certain: bool = False) -> Command:
-        """What asks Redis. `certain`: whether a service whose name has gone is dead. After an
-        outage of Redis it may only have been unable to renew it.
-        """
-        how = "stay" if self.let_in else "wait" if self.refused and not certain else "try"
-        gone_ms = now_ms - timings.MODEL_GONE_MS
-        return (
-            *("EVAL", _ENTER, len(self._keys), *self._keys),
-            *(self._service, how, timings.SERVICE_KNOWN_MS),
-            *(self.since_ms or now_ms, timings.CLUSTER_KNOWN_MS),
-            *(now_ms, self._model, gone_ms, _MODELS_AT_ONCE),
-        )
-
-    def answered(self, reply: list[Any]) -> None:
-        another = owned_by_another(self._namespace, reply[0], self._service)
-        if len(reply) == 1:
-            said = self.refused
-            if another:
-                after_s = timings.SERVICE_KNOWN_MS // 1000
-                self.refused = (
-                    f"{another}: choose another namespace; this one is free {after_s} s after the "
-                    "last ingress of that service has ended"
-                )
-            if self.refused != said:
-                log.error("membership: not let in: %s", self.refused)
-            return
-        _, since, unserved = reply
-        if self.refused:
-            log.info("membership: let in")
-        self.let_in, self.refused = True, ""
-        self.since_ms = int(since) if since.isdigit() else 0
-        self.unserved = tuple(model.decode(errors="replace") for model in unserved)
-        warnings = (f"{another}: each answers the other's requests",) if another else ()
-        if warnings and warnings != self.warnings:
-            log.warning("membership: %s", warnings[0])
-        self.warnings = warnings
-
-
-# -- API keys --------------------------------------------------------------------------------------
-
-MAX_REVOKED = 10_000
-MAX_USES = 100_000
-_USES_AT_ONCE = 1_000
-
-
-def revoke(namespace: str, digest: bytes, now_ms: int) -> list[Command]:
-    """What refuses a key, by its SHA-256, at every ingress. `now_ms`: by Redis's clock."""
-    key = revoked_key(namespace)
-    return [
-        ("ZADD", key, now_ms + timings.REVOKED_MS, digest),
-        ("ZREMRANGEBYSCORE", key, "-inf", now_ms),
-        ("ZREMRANGEBYRANK", key, 0, -MAX_REVOKED - 1),
-    ]
-
-
-def last_uses(namespace: str) -> Command:
-    """What asks for all keys that were used, by their ids, with Unix seconds as scores."""
-    return ("ZRANGEBYSCORE", key_uses_key(namespace), "-inf", "+inf", "WITHSCORES")
-
-
-def scored(reply: Sequence[bytes]) -> dict[bytes, int]:
-    """A reply `WITHSCORES`."""
-    return {member: int(float(score)) for member, score in zip(*[iter(reply)] * 2, strict=True)}
-
-
-class KeyNotices:
-    """What an ingress and the others tell each other of API keys: which were revoked, and when each
-    was used last. A file of keys may take a minute to reach a node, as a Secret of Kubernetes does,
-    so whoever revokes a key also adds its digest to the sorted set `{ns}:revoked`.
-    """
-
-    def __init__(self, namespace: str) -> None:
-        self._revoked_at, self._uses_at = revoked_key(namespace), key_uses_key(namespace)
-        self._revoked: dict[bytes, int] = {}
-        """Until when each is refused, in Unix milliseconds."""
-        self._used_s: dict[str, int] = {}
-
-    def is_revoked(self, digest: bytes) -> bool:
-        return digest in self._revoked
-
-    def used(self, key_id: str, now_s: float) -> None:
-        if key_id in self._used_s or len(self._used_s) < _USES_AT_ONCE:
-            self._used_s[key_id] = int(now_s)
-
-    def commands(self, now_ms: int) -> list[Command]:
-        """What tells and asks Redis; call `answered` with the last reply."""
-        found: list[Command] = []
-        if self._used_s:
-            uses = [word for name, at_s in self._used_s.items() for word in (at_s, name)]
-            found.append(("ZADD", self._uses_at, "GT", *uses))
-            found.append(("ZREMRANGEBYRANK", self._uses_at, 0, -MAX_USES - 1))
-            self._used_s = {}
-        since_ms = max(now_ms, max(self._revoked.values(), default=0) - timings.REVOKED_LATE_MS)
-        where = (self._revoked_at, since_ms, "+inf", "WITHSCORES", "LIMIT", 0, MAX_REVOKED)
-        return [*found, ("ZRANGEBYSCORE", *where)]
-
-    def answered(self, reply: Any, now_ms: int) -> None:
-        kept = {digest: end_ms for digest, end_ms in self._revoked.items() if end_ms > now_ms}
-        self._revoked = kept | scored(reply)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from serve_app import timings
-from serve_app.cluster.leases import Entrance
+from serve_app.cluster.entrance import Entrance
 from serve_app.cluster.members import Members
 from serve_app.contract import Reason
 from serve_app.errors import Unreadable

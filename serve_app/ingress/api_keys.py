@@ -31,7 +31,7 @@ from pydantic import AwareDatetime, BeforeValidator, Field, ValidationError
 
 from serve_app import timings
 from serve_app.clock import SYSTEM
-from serve_app.cluster.leases import KeyNotices
+from serve_app.cluster.key_notices import KeyNotices
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused, SettingsError
 from serve_app.policy.classes import CLASSES, URGENCY

@@ -14,7 +14,8 @@ from starlette.responses import JSONResponse, Response
 from serve_app import __version__
 from serve_app.admission.limits import AdmissionLimits, MemoryLimit
 from serve_app.clock import SYSTEM
-from serve_app.cluster.leases import Entrance, Membership
+from serve_app.cluster.entrance import Entrance
+from serve_app.cluster.leases import Membership
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import IngressLease
 from serve_app.errors import RedisUnavailable

@@ -11,7 +11,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from serve_app import timings
-from serve_app.cluster.leases import Entrance, Membership
+from serve_app.cluster.entrance import Entrance
+from serve_app.cluster.leases import Membership
 from serve_app.contract import IngressLease, Reason
 from serve_app.dispatch.attempts import Quarantine, StallReason
 from serve_app.errors import REASONS

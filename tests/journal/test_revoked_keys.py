@@ -11,8 +11,8 @@ from typing import Any
 from typer.testing import CliRunner
 
 from serve_app.cli.main import app
-from serve_app.cluster import leases
-from serve_app.cluster.leases import KeyNotices, revoke
+from serve_app.cluster import key_notices
+from serve_app.cluster.key_notices import KeyNotices, revoke
 from serve_app.ingress.api_keys import key_id_of
 from serve_app.redis.keyspace import key_uses_key, revoked_key
 from tests.journal.in_process import Door, door_of, ingress_process, keys_of, settings_of
@@ -82,8 +82,8 @@ async def renewed(w: World, notices: KeyNotices, now_ms: int) -> None:
 async def test_what_is_known_of_keys_is_bounded_and_forgotten(
     w: World, namespace: str, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(leases, "MAX_REVOKED", 3)
-    monkeypatch.setattr(leases, "MAX_USES", 2)
+    monkeypatch.setattr(key_notices, "MAX_REVOKED", 3)
+    monkeypatch.setattr(key_notices, "MAX_USES", 2)
     notices = KeyNotices(namespace)
     for number in range(5):
         await w.link.call(revoke(namespace, bytes([number]) * 32, 1_000 + number))

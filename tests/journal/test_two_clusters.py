@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from serve_app import timings
-from serve_app.cluster.leases import Entrance, Membership
+from serve_app.cluster.entrance import Entrance
+from serve_app.cluster.leases import Membership
 from serve_app.cluster.members import Members
 from serve_app.contract import IngressLease
 from serve_app.dispatch.unserved import Unserved
