@@ -115,7 +115,8 @@ class Exchange:
         """
         departed = True
         if self.facts is not None:
-            self._set_alarm(self.facts.deadline_ms / 1000 + timings.DEADLINE_ANSWERED_S)
+            left_s = self.facts.deadline_ms / 1000 - self.parts.disconnects.base.clock.now_s()
+            self._set_alarm(max(0.0, left_s) + timings.DEADLINE_ANSWERED_S)
         try:
             await self._forward(send, scope.get("extensions", {}).get(PUSH))
             departed = False
@@ -174,17 +175,20 @@ class Exchange:
         if self.begun is not None and (reader.attempt or reader.ending) is not None:
             self._has_begun()
 
-    def _set_alarm(self, due_s: float) -> None:
-        """Answer the client then, in Unix seconds, although Redis has not told that its request has
-        ended (`Deadlines`). If a part was sent, its end must come from the journal.
+    def _set_alarm(self, in_s: float) -> None:
+        """Answer the client then, although Redis has not told that its request has ended
+        (`Deadlines`). If a part was sent, its end must come from the journal.
         """
-        loop, in_s = asyncio.get_running_loop(), due_s - self.parts.disconnects.base.clock.now_s()
-        self.follower.due_at = loop.time() + max(0.0, in_s)
+        loop, self._reached = asyncio.get_running_loop(), self.follower.reader.position
+        self.follower.due_at = loop.time() + in_s
         self._alarm = loop.call_at(self.follower.due_at, self._ring)
 
     def _ring(self) -> None:
-        self._overdue, self.follower.due_at = True, None
-        self.follower.wake()
+        if self.follower.reader.position != self._reached:  # Redis answers: read on
+            self._set_alarm(timings.DEADLINE_ANSWERED_S)
+        else:
+            self._overdue, self.follower.due_at = True, None
+            self.follower.wake()
 
     # -- from the journal to the client -----------------------------------------------------------
 

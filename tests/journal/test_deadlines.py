@@ -10,15 +10,18 @@ import signal
 import time
 
 import httpx
+import msgspec
 import pytest
 
 from serve_app import timings
 from serve_app.contract import Reason, State
+from serve_app.ingress.exchange import Exchange
+from serve_app.journal.entries import EntryId, Head, Summary
 from serve_app.loops import Loops
 from serve_app.redis.keyspace import due_key
 from serve_app.requests.endings import Deadlines
 from tests.journal.in_process import Door, door
-from tests.journal.journal_helpers import OPENED, PrivateRedis, World, world
+from tests.journal.journal_helpers import FACTS, OPENED, PrivateRedis, World, world
 from tests.waiting import eventually
 
 TIMEOUT_S = 0.3
@@ -69,6 +72,41 @@ async def test_a_client_is_answered_at_its_deadline_while_redis_hangs_and_redis_
         finally:
             os.kill(private_redis.pid, signal.SIGCONT)
         await eventually(lambda: has_expired(w, request_id))
+
+
+async def test_an_answer_of_many_pages_is_read_to_its_end_long_after_its_deadline(
+    w: World, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timings, "FIRST_PAGE_ENTRIES", 1)
+    facts = msgspec.structs.replace(FACTS, tenant="default", streamed=False, detached=True)
+    await w.accept("req_1", facts)
+    attempt = await w.opened(await w.writer())
+    head: Head | None = Head(200, [("content-type", "application/json")])
+    for letter in b"whole":
+        attempt.append([[0, "", [], None, None, None]], [b"%c" % letter], 0, head)
+        await eventually(lambda: not attempt.pending)
+        head = None
+    attempt.stop(State.COMPLETED, None, Summary(facts, OPENED, 1, 9))
+    await attempt.closed
+    async with door(redis_url, namespace) as d:
+        answer = await d.http.get("/v1/requests/req_1/response")
+    assert (answer.status_code, answer.content) == (200, b"whole")
+
+
+async def test_a_client_whose_answer_is_still_read_is_not_told_of_a_deadline(
+    w: World, redis_url: str, namespace: str
+) -> None:
+    """Only if nothing has come since."""
+    async with door(redis_url, namespace) as d:
+        follower = (await w.hub()).follow_new("req_1")
+        parts = d.ingress.exchanges.parts
+        exchange = Exchange(parts, follower, "/v1/completions", FACTS, streamed=False)
+        exchange._set_alarm(3_600.0)
+        follower.reader.position = EntryId(1, 1)
+        exchange._ring()
+        assert (exchange._overdue, follower.due_at is None) == (False, False)
+        exchange._ring()
+        assert (exchange._overdue, follower.due_at is None) == (True, True)
 
 
 async def has_expired(w: World, request_id: str = "req_1") -> bool:
