@@ -21,7 +21,7 @@ from serve_app.settings import load_settings
 from serve_app.settings.sections import no_place
 
 IMPORT_PATH = "serve_app.deploy:build"
-CARRIED = ("serve_app", "workers", "hiredis", "fastapi_offline")
+CARRIED = ("serve_app", "workers", "redis", "hiredis", "fastapi_offline")
 EXCLUDED = ["**/__pycache__", "*.pyc", "redoc.standalone.js", "direct_url.json"]
 
 _CONFIG = "Serve config file, such as cluster/local_cpu.yaml"
@@ -44,7 +44,7 @@ def deploy(
     """Deploy a Serve config file to a Ray cluster that has only Ray and vLLM installed.
 
     Uploads the project's packages, and the small libraries that neither Ray nor vLLM installs
-    (hiredis, fastapi-offline), to the cluster's own package store, and names them in the
+    (redis, hiredis, fastapi-offline), to the cluster's own package store, and names them in the
     application's runtime_env; every node fetches them from there. The rest is `serve deploy`.
     """
     if find_spec("ray") is None:

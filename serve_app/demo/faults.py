@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 import logging
 import os
 import shutil
@@ -14,15 +14,14 @@ from typing import Any
 
 import httpx
 import yaml
+from redis import Redis
 
 import serve_app
 import workers
 from serve_app.cli import deploy_code, serve_api
-from serve_app.local import processes, ray_cluster
+from serve_app.local import processes, ray_cluster, redis_server
 from serve_app.local.service import Service, is_whole, readiness
-from serve_app.redis.link import RedisLink
-from serve_app.requests.store import JournalStore
-from serve_app.settings import RedisSettings, Settings
+from serve_app.redis.keyspace import journal_key
 
 _ENGINE_CORE = "VLLM::EngineCore"
 
@@ -57,8 +56,11 @@ class Victims:
 
     def kill_ingress(self, state: dict[str, Any]) -> str:
         """Kill the ingress that holds the client's connection."""
-        channel = asyncio.run(_wake_channel(self._service.redis_url, state["id"]))
-        pid = self.replicas("Ingress")[channel.rpartition(":")[2]]  # it ends with the ingress's id
+        url = redis_server.as_operator(self._service.redis_url)
+        with Redis.from_url(url, protocol=2) as redis:
+            ((_, fields),) = redis.xrange(journal_key("hermes", state["id"]), count=1)
+        channel = str(json.loads(fields[b"m"])["wake"])  # it ends with the ingress's id
+        pid = self.replicas("Ingress")[channel.rpartition(":")[2]]
         self._kill(pid)
         return f"ingress with the connection, pid {pid}"
 
@@ -72,18 +74,6 @@ class Victims:
     def _kill(self, pid: int) -> None:
         ray_cluster.note_shared_memory(Path(self._service.state_dir))
         os.kill(pid, signal.SIGKILL)
-
-
-async def _wake_channel(redis_url: str, request_id: str) -> str:
-    settings = Settings(redis=RedisSettings(url=redis_url))
-    link = RedisLink(settings.redis)
-    try:
-        record = await JournalStore(settings, link).record(request_id)
-    finally:
-        await link.close()
-    assert record is not None
-    assert record.facts is not None
-    return record.facts.wake_channel
 
 
 def core_of(worker: int) -> int | None:

@@ -19,7 +19,7 @@ from tests.service.support import CHAT, asking
 # A release property.
 pytestmark = pytest.mark.nightly
 
-NOT_OURS = ("hiredis", "fastapi_offline", "hermes", "__editable__", "_hermes")
+NOT_OURS = ("redis", "hiredis", "fastapi_offline", "hermes", "__editable__", "_hermes")
 
 
 @pytest.fixture

@@ -40,6 +40,7 @@ PURE = (
 )
 IMPURE_LIBRARIES = {
     "ray",
+    "redis",
     "hiredis",
     "fastapi",
     "starlette",
@@ -62,6 +63,7 @@ OWNERS = {
         "serve_app.webhooks.post",
     ),
     "rich": ("serve_app.demo",),
+    "redis": ("serve_app.demo.faults",),  # as an operator
     "xgrammar": ("workers.grammars",),
     "vllm": (
         "workers.vllm_engine",
