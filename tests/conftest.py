@@ -11,12 +11,15 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 from serve_app.local import processes, ray_cluster, redis_server, surroundings
+from serve_app.local.environment import ROOT
 from tests import permits, runs
 
 pytest_plugins = ("tests.reruns",)
@@ -28,6 +31,8 @@ ray_cluster.use_token(Path(os.environ.get("HERMES_KEEP_SERVICES", _folder.name))
 os.environ["VLLM_RPC_BASE_PATH"] = (
     _folder.name
 )  # of the engines in this process: their sockets stay where they are
+# What vLLM compiles, once for all engines of a checkout.
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(ROOT / ".hermes" / "compiled")
 
 # A loaded machine may take its time; the examples are the same for everyone.
 settings.register_profile("hermes", deadline=None, derandomize=True, database=None)
@@ -49,6 +54,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
     signal.signal(signal.SIGUSR1, interrupt)
     faulthandler.register(signal.SIGUSR1, file=os.dup(2), all_threads=True, chain=True)
+
+
+class Together(LoadScopeScheduling):  # type: ignore[misc]  # it ships no types
+    """Leaves to one process what shares what it starts: the tests of a file, those on the engine,
+    and those on a service, but for the files that start all that they use.
+    """
+
+    _ALONE = ("test_nodes.py", "test_quickstart.py", "test_surroundings.py")
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = Path(nodeid.partition("::")[0])
+        shares = file.parent.name in ("engine", "service") and file.name not in self._ALONE
+        return str(file.parent if shares else file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
+    """However the tests are spread."""
+    return Together(config, log)
 
 
 def pytest_sessionstart() -> None:

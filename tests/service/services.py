@@ -23,8 +23,6 @@ from tests.service.support import Running
 
 CONFIG = ROOT / "cluster" / "local_cpu.yaml"
 PATIENT = Path(__file__).parent / "patient"
-COMPILED = ROOT / ".hermes" / "compiled"
-"""What vLLM compiles, once for all engines of a run."""
 MAX_RUNNING = 12
 WORKERS, PLACES = 3, 16
 """Of the simulated service: its workers, and how many requests each runs at once."""
@@ -179,7 +177,7 @@ def environment(outage: bool) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join((str(PATIENT), str(ROOT))),
         "PATIENCE": "1" if outage else "10",
         "RAY_worker_niceness": "0",
-        "TORCHINDUCTOR_CACHE_DIR": str(COMPILED),
+        "TORCHINDUCTOR_CACHE_DIR": os.environ["TORCHINDUCTOR_CACHE_DIR"],
     }
 
 
