@@ -68,7 +68,7 @@ FIELDS: dict[str, dict[str, list[Any]]] = {
             [USER, {"role": "assistant", "tool_calls": [{"type": "function"}]}, USER],
             _answered({"type": "refusal", "refusal": "No."}),
         ],
-        "max_tokens": [1, 16.0, None, 0, "many", 5_000, 4_090],
+        "max_tokens": [1, 16.0, 0, "many", 5_000, 4_090],
         "n": [2, None, 0, 200],
         "tools": [[TOOL], None, [], "x", [{"type": "custom"}], [{"type": "function"}]],
         "tool_choice": ["auto", None, "wat", "required", {"type": "function"}],
@@ -85,7 +85,7 @@ FIELDS: dict[str, dict[str, list[Any]]] = {
     COMPLETIONS: {
         **SAMPLING,
         "prompt": [[1, 2], ["a", "b"], LONG, [7] * 4_096, [], [[]], "", 3, None, ["a", 3], [10**6]],
-        "max_tokens": [1, None, 0, "many", 5_000, 4_096],
+        "max_tokens": [1, 0, "many", 5_000, 4_096],
         "logprobs": [1, None, 30, "x"],
         "echo": [True, None, "x"],
         "suffix": ["x", None],
@@ -111,7 +111,7 @@ FIELDS: dict[str, dict[str, list[Any]]] = {
             [{"type": "item_reference", "id": "m"}],
             [{"type": "reasoning", "id": "r", "summary": [], "content": None}, USER],
         ],
-        "max_output_tokens": [1, 16.0, None, 0, 5_000, 4_090],
+        "max_output_tokens": [1, 16.0, 0, 5_000, 4_090],
         "truncation": ["auto", "disabled", None, "wat"],
         "tools": [[{**FUNCTION, "type": "function"}], None, [TOOL], "x", [{"type": "wat"}]],
         "tool_choice": ["auto", None, "wat", "required"],
@@ -195,10 +195,12 @@ def _with_logprobs(path: str) -> list[dict[str, Any]]:
     return [*({**asked, **end} for end in ENDS), ignored]
 
 
+_SOON: dict[str, Any] = {"stop": ["e"]}  # else the answer fills the context
 TOGETHER: dict[str, list[dict[str, Any]]] = {
     CHAT: [
         *CUT_CALLS[CHAT],
         *_with_logprobs(CHAT),
+        {"max_tokens": None, **_SOON},
         {"messages": [WEATHER], "tools": TOOLS, "max_tokens": 90, "stop": ['ity"']},
         {"messages": [WEATHER], "tools": TOOLS, "max_tokens": 90},
         *(
@@ -211,10 +213,12 @@ TOGETHER: dict[str, list[dict[str, Any]]] = {
     COMPLETIONS: [
         {"prompt": ["a", "b"], "echo": True, "return_token_ids": True},
         *_with_logprobs(COMPLETIONS),
+        {"max_tokens": None, **_SOON},
     ],
     RESPONSES: [
         *CUT_CALLS[RESPONSES],
         *_with_logprobs(RESPONSES),
+        {"max_output_tokens": None, **_SOON},
         {"input": WEATHER["content"], "tools": CUT_CALLS[RESPONSES][0]["tools"], "stop": ["City"]},
     ],
 }

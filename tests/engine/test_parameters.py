@@ -68,8 +68,11 @@ def test_no_parameter_is_forgotten() -> None:
         assert not tried.keys() - vllms.model_fields.keys(), kind
 
 
+@pytest.mark.parametrize("cuts", [1, pytest.param(0, marks=pytest.mark.nightly)])
 @pytest.mark.timeout(900)
-def test_an_answer_with_any_parameter_goes_on_as_the_documents_say(world: EngineThread) -> None:
+def test_an_answer_with_any_parameter_goes_on_as_the_documents_say(
+    world: EngineThread, cuts: int
+) -> None:
     rows: dict[str, dict[str, str]] = {}
     with Failures() as failures:
         for kind, (path, _, tried, usual) in KINDS.items():
@@ -78,16 +81,20 @@ def test_an_answer_with_any_parameter_goes_on_as_the_documents_say(world: Engine
                     name: {"model": "hermes-tiny", "stream": True, **usual, **drawn, **value}
                     for name, value in tried.items()
                 }
-                seen = world.run(_tried(world, path, bodies, failures), 400)
+                seen = world.run(_tried(world, path, bodies, cuts, failures), 400)
                 for name, word in seen.items():
                     rows.setdefault(name, {})[f"{kind}, {way}"] = word
     _compare(_table(rows))
 
 
 async def _tried(
-    world: EngineThread, path: str, bodies: dict[str, dict[str, Any]], failures: Failures
+    world: EngineThread,
+    path: str,
+    bodies: dict[str, dict[str, Any]],
+    cuts: int,
+    failures: Failures,
 ) -> dict[str, str]:
-    """What becomes of each request, by parameter."""
+    """What becomes of each request at its last cuts (0: all), by parameter."""
     answers = await attempts(world, [[request(path, body)] for body in bodies.values()])
     whole = dict(zip(bodies, answers, strict=True))
 
@@ -99,7 +106,7 @@ async def _tried(
             return "refused by vLLM"
         entries = whole[name].entries
         begun = next(n for n, entry in enumerate(entries, 1) if entry.outputs is not None)
-        left = [entries[:cut] for cut in range(begun, len(entries), EVERY)]
+        left = [entries[:cut] for cut in range(begun, len(entries), EVERY)][-cuts:]
         resumed = await attempts(world, left)
         return _word(bodies[name], whole[name], left, resumed)
 

@@ -175,6 +175,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+LONG = 30
 _CALL_ID = re.compile(rb"(?:chatcmpl-tool-|call_)[0-9a-f]+")
 MERGED = (
     "plain text",
@@ -238,8 +239,14 @@ def check_every_cut(
     body: dict[str, Any],
     last: int = 0,
     pause: type[Pause] = Pause,
+    every: int = 1,
 ) -> Written:
-    """`last`: how many cuts from the end; by default all. Returns the unbroken response."""
+    """Returns the unbroken response.
+
+    Args:
+        last: how many cuts from the end; by default all.
+        every: of more than LONG cuts, make only every third, say, and the last one.
+    """
     whole = unbroken(world, path, body, pause)
     tokens = sum(outputs(entry) for entry in whole.entries)
     assert whole.attempt.head is not None
@@ -250,7 +257,7 @@ def check_every_cut(
     cuts = [whole.entries[:cut] for cut in range(2, len(whole.entries))]
     assert cuts  # how many depends on how fast the outputs were taken
     assert len(token_ids(whole)) > 4
-    cuts = cuts[-last:]
+    cuts = cuts[-last:][:: -every if len(cuts) > LONG else 1]
     for left, resumed in zip(cuts, world.run(attempts(world, cuts, pause), 240), strict=True):
         where = f"cut behind entry {len(left)} of {len(whole.entries)}"
         assert not resumed.attempt.lost, where
@@ -263,10 +270,11 @@ def check_every_cut(
     return whole
 
 
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.timeout(900)
 def test_cut_behind_any_output_the_continuation_is_the_unbroken_response(
-    world: EngineThread, name: str
+    world: EngineThread, name: str, every: int
 ) -> None:
     path, body = CASES[name]
     tokenizer = world.engine._engine.renderer.tokenizer
@@ -277,7 +285,7 @@ def test_cut_behind_any_output_the_continuation_is_the_unbroken_response(
     if body.get("allowed_token_ids") == []:
         tokens = sorted({token for token in tokenizer.encode("é€ñ ü") if token > 2})
         body = {**body, "allowed_token_ids": tokens}
-    whole = check_every_cut(world, path, body)
+    whole = check_every_cut(world, path, body, every=every)
     if name in ("a tool call", "a call beside a format") or "call of a message" in name:
         assert b"get_weather" in whole.body
     if name == "an answer in a format beside tools":
