@@ -15,15 +15,25 @@ LINES, KILLED_AT, TOKENS = 64, 27, 200
 REAL_TOKENS = 40
 
 
-def test_a_batch_outlives_the_ingress_and_the_worker_that_hold_it(simulated: Running) -> None:
+@pytest.mark.parametrize(
+    "killed",
+    [
+        ["worker"],
+        # Its lease lasts 30 s here; tests/journal/test_batches_run.py has the same.
+        pytest.param(["ingress", "worker"], marks=pytest.mark.nightly),
+    ],
+    ids=" and ".join,
+)
+def test_a_batch_outlives(simulated: Running, killed: list[str]) -> None:
     whole_again(simulated, 3)
     prompts = {f"line-{number}": f"Tell me of the sea, {number}." for number in range(LINES)}
     batch = Batch(simulated, prompts, TOKENS)
     until("some lines are done", lambda: batch.done() >= KILLED_AT)
     holding = until("a line runs", batch.holders)
     assert len(holding) == 2
-    for pid in holding:
-        Parts(simulated.service).kill(pid)
+    for kind, pid in zip(("ingress", "worker"), holding, strict=True):
+        if kind in killed:
+            Parts(simulated.service).kill(pid)
     batch.check(lambda prompt: simulated_text(prompt, TOKENS))
     whole_again(simulated, 3)
 
