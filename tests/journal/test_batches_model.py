@@ -70,7 +70,14 @@ DEATHS = {
 }
 
 
-@pytest.mark.parametrize("how", DEATHS)
+@pytest.mark.parametrize(
+    "how",
+    [
+        "before it is executed",
+        "only its answer is lost",
+        pytest.param("behind it", marks=pytest.mark.nightly),  # as before the next one
+    ],
+)
 async def test_a_leader_may_die_between_any_two_commands(
     w: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:

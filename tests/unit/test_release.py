@@ -35,6 +35,7 @@ def unpacked(file: Path, folder: Path) -> Path:
     return found
 
 
+@pytest.mark.nightly
 def test_it_is_the_same_when_it_is_made_again(made: Path, tmp_path: Path) -> None:
     """By another process, whose umask, time zone and order of sets differ."""
     code = (
@@ -61,6 +62,7 @@ def test_the_hashes_are_those_of_every_other_file(made: Path) -> None:
     assert checked | {"SHA256SUMS"} == {file.name for file in made.iterdir()}
 
 
+@pytest.mark.nightly
 def test_the_wheel_of_the_source_archive_is_the_wheel(made: Path, tmp_path: Path) -> None:
     (wheel,) = made.glob("*.whl")
     source = unpacked(made / f"hermes_serve-{__version__}.tar.gz", tmp_path)
