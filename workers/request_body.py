@@ -42,9 +42,7 @@ def as_vllm_takes(
         return body
     if path not in OF_RESPONSES and not any(word in body for word in _REWRITTEN):
         return body
-    request = msgspec.json.decode(body)
-    if not isinstance(request, dict):
-        return body
+    request: dict[str, Any] = msgspec.json.decode(body)
     request = {k: v for k, v in request.items() if v is not None or k in _NULL_HAS_A_MEANING}
     if request.get("service_tier") == "fast":
         request["service_tier"] = "priority"
@@ -106,15 +104,13 @@ def _allow_tools(request: dict[str, Any], within: bool) -> None:
     """Of the tools, leave those that the model is allowed to call. vLLM forgets `allowed_tools`,
     and its parsers would take a call of any tool.
     """
-    choice, tools = request.get("tool_choice"), request.get("tools")
+    choice = request.get("tool_choice")
     if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
         return
-    allowed: Any = choice.get("allowed_tools") if within else choice
-    names = allowed.get("tools") if isinstance(allowed, dict) else None
-    if isinstance(tools, list) and isinstance(names, list):
-        found = {called(one) for one in names}
-        request["tools"] = [tool for tool in tools if called(tool) in found]
-        request["tool_choice"] = allowed.get("mode")
+    allowed = choice["allowed_tools"] if within else choice
+    names = {called(one) for one in allowed["tools"]}
+    request["tools"] = [tool for tool in request["tools"] if called(tool) in names]
+    request["tool_choice"] = allowed["mode"]
 
 
 def _format(wanted: Any, within: str = "") -> Any:
@@ -124,7 +120,7 @@ def _format(wanted: Any, within: str = "") -> Any:
     """
     if not isinstance(wanted, dict) or wanted.get("type") != "json_object":
         return wanted
-    if not isinstance(schema := wanted.get("schema"), dict):
+    if (schema := wanted.get("schema")) is None:
         return wanted
     found = {"name": "answer", "schema": schema}
     return {"type": "json_schema", **({within: found} if within else found)}

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from serve_app.contract import ANTHROPIC, MESSAGE, OF_RESPONSES, Reason, called
-from serve_app.errors import RequestRefused, context_exceeded, failed, invalid, written
+from serve_app.errors import RequestRefused, context_exceeded, failed, invalid, missing, written
 from serve_app.observability.logs import about
 from workers.attempt import Attempt, current
 from workers.engine_plugin import replace
@@ -38,7 +38,6 @@ _READ = {
 """The field that the model reads; that of other paths is `messages`."""
 _NO_FIELD = {"input_tokens", "input_text", "type"}
 """What vLLM calls a field although it is a part of what the model reads."""
-_FIELDS = {"response_id": "previous_response_id"}
 _TOO_LONG = re.compile(r"maximum (?:context|model) length[^0-9]*(\d*)|exceeds the max_model_len")
 _NOISE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+: |Check failed: .* is false: |: \{'json': .*")
 """Where and when xgrammar's code failed, and an object of Python's."""
@@ -52,19 +51,13 @@ _WORDS = {"None": "null", "True": "true", "False": "false"}
 _MAX_PLACE_CHARS = 200
 _KINDS = ("type", "role")
 """Fields that tell the branches of a union from each other."""
+_OF_TYPE = re.compile("([a-z]+)(?:_attributes)?_(?:type|parsing|from_float)")
+"""The types of pydantic's errors by which a value is of another type than it must be."""
 _MUST_BE = {
-    kind: words
-    for words, kinds in {
-        "an object": "dict_type model_type model_attributes_type dataclass_type",
-        "an array": "list_type iterable_type tuple_type set_type",
-        "a string": "string_type",
-        "an integer": "int_type int_parsing int_from_float",
-        "a number": "float_type float_parsing",
-        "true or false": "bool_type bool_parsing",
-    }.items()
-    for kind in kinds.split()
+    **dict.fromkeys(("dict", "model", "dataclass"), "an object"),
+    **dict.fromkeys(("list", "iterable", "tuple", "set"), "an array"),
+    **{"string": "a string", "int": "an integer", "float": "a number", "bool": "true or false"},
 }
-"""By the type of pydantic's error. Of other errors its own sentence is taken."""
 _OPAQUE = "The model's server cannot process the request as it is."
 
 
@@ -107,7 +100,8 @@ def failure_of(error: BaseException, path: str, body: bytes, attempt: Attempt) -
     if cause is not None:
         return _of_schema(cause, body)
     if isinstance(error, VLLMNotFoundError):
-        return RequestRefused(Reason.NOT_FOUND, _cleaned(error))
+        its = getattr(error, "parameter", None)
+        return RequestRefused(Reason.NOT_FOUND, _cleaned(error), param=its)
     extra = about(attempt.request_id, attempt.facts.tenant, trace=attempt.facts.trace)
     told = isinstance(error, VLLMClientError)
     servers = isinstance(error, VLLMServerError | GracefulHTTPError | OSError | MemoryError)
@@ -127,7 +121,7 @@ def failure_of(error: BaseException, path: str, body: bytes, attempt: Attempt) -
 def _mistake(message: str, param: str | None, path: str) -> RequestRefused:
     if _PYTHON.search(message):
         message, param = _OPAQUE, param or _read(path)
-    param = _FIELDS.get(param or "", param) or _named_in(message, path)
+    param = param or _named_in(message, path)
     too_long = param != "truncate_prompt_tokens" and _TOO_LONG.search(message)
     if param in _NO_FIELD or (too_long and not param):
         param = _read(path)
@@ -223,21 +217,17 @@ def _noting(
     status_code: Any = 400,
     param: Any = None,
 ) -> Any:
-    attempt = current.get()
-    if isinstance(message, Exception):
-        note(message)
-    elif attempt is not None and attempt.failure is None:
-        attempt.failure = _said(int(status_code), message, param)
+    """vLLM's server answers some errors without an exception."""
+    from vllm.exceptions import VLLMClientError, VLLMNotFoundError, VLLMServerError
+
+    error = message
+    if not isinstance(error, Exception):
+        servers = status_code >= 500 and status_code != 501
+        kind = VLLMServerError if servers else VLLMClientError
+        error = (VLLMNotFoundError if status_code == 404 else kind)(message)
+        error.parameter = param
+    note(error)
     return create(message, err_type, status_code, param)
-
-
-def _said(status: int, message: str, param: str | None) -> RequestRefused:
-    """An error that vLLM's server answers without an exception."""
-    if status == 404:
-        return RequestRefused(Reason.NOT_FOUND, message, param=_FIELDS.get(param or "", param))
-    if status >= 500 and status != 501:
-        return failed(Reason.ENGINE_ERROR)
-    return _mistake(_in_one_line(message), param, asked.get()[0])
 
 
 async def _handling(handler: Any, request: Any, error: Exception) -> Any:
@@ -275,20 +265,19 @@ def refusal_of(errors: Sequence[Error], body: Any, root: str | None = None) -> R
     request, and of their errors the deepest. `body` tells the request's fields from the names of
     pydantic's branches; if the errors' places do not begin at the request, `root` has them.
     """
-    placed = [(error, _place(error["loc"], body, error["type"] == "missing")) for error in errors]
     others = [error for error in errors if _is_of_another_branch(error)]
     branches = {tuple(error["loc"][:-1]) for error in others}
     fitting = [
-        (error, place)
-        for error, place in placed
+        error
+        for error in errors
         if not any(tuple(error["loc"][:end]) in branches for end in range(len(error["loc"]) + 1))
     ]
-    wrong = [one for one in placed if one[0] in others]
-    depth = max((len(place) for _, place in fitting), default=0)
-    if not fitting or any(len(place) > depth for _, place in wrong):
-        fitting = wrong
-    deepest = max((place for _, place in fitting), key=len)
-    here = [error for error, place in fitting if place == deepest]
+    placed = [
+        (error, _place(error["loc"], body, error["type"] == "missing"))
+        for error in (*fitting, *others)
+    ]
+    deepest = max((place for _, place in placed), key=len)  # the first one, so one that fits
+    here = [error for error, place in placed if place == deepest]
     place = written(deepest)[:_MAX_PLACE_CHARS] or root
     return invalid(_sentence(here, place), place)
 
@@ -316,33 +305,24 @@ def _place(loc: Sequence[Any], body: Any, missing: bool) -> list[str | int]:
 
 def _sentence(errors: Sequence[Error], place: str | None) -> str:
     # Of a branch for another kind of value the other branches' errors say more.
-    of_type = {*_MUST_BE, "literal_error"}
-    errors = [error for error in errors if error["type"] not in of_type] or errors
-    found = list(dict.fromkeys(_what_is_wrong(error) for error in errors))
-    if errors[0]["type"] == "missing" and place:
-        return f"Missing required parameter: '{place}'."
-    if errors[0]["type"] == "too_short" and place:
-        return f"Invalid '{place}': empty array. Expected an array with at least one element."
-    if errors[0]["type"] == "too_long" and place:
-        most, length = errors[0]["ctx"]["max_length"], errors[0]["ctx"]["actual_length"]
-        return (
-            f"Invalid '{place}': array too long. Expected an array with maximum length {most}, but "
-            f"got an array with length {length} instead."
-        )
-    must_be = [text for text in found if text.startswith("it must be ")]
-    if must_be == found:
-        found = ["it must be " + " or ".join(text.removeprefix("it must be ") for text in found)]
-    what = found[0] if len(found) == 1 else "it has none of the forms that are allowed here"
+    more = [error for error in errors if _must_be(error) is None]
+    if more and more[0]["type"] == "missing" and place:
+        return missing(place).message
+    what = "it must be " + " or ".join(dict.fromkeys(filter(None, map(_must_be, errors))))
+    if more:
+        found = {_in_our_words(error["msg"]) for error in more}
+        what = "it has none of the forms that are allowed here" if len(found) > 1 else found.pop()
     return f"Invalid value for '{place}': {what}." if place else f"Invalid request: {what}."
 
 
-def _what_is_wrong(error: Error) -> str:
-    kind = error["type"]
-    if kind in _MUST_BE:
-        return f"it must be {_MUST_BE[kind]}"
-    if kind == "literal_error":
-        return f"it must be {error['ctx']['expected']}"
-    if kind == "too_long":
-        return f"it may have at most {error['ctx']['max_length']} items"
-    text: str = error["msg"]
-    return text.removeprefix("Value error, ").replace("Input should", "it should", 1).rstrip(".")
+def _must_be(error: Error) -> str | None:
+    """Of what type or which constant the value must be, if that is what is wrong."""
+    if error["type"] == "literal_error":
+        return str(error["ctx"]["expected"])
+    found = _OF_TYPE.fullmatch(error["type"])
+    return _MUST_BE.get(found[1]) if found else None
+
+
+def _in_our_words(text: str) -> str:
+    text = text.removeprefix("Value error, ").rstrip(".")
+    return re.sub("^[A-Z][a-z]+ (?=should)", "it ", text)

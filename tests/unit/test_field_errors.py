@@ -50,8 +50,7 @@ def asked(content: Any, **fields: Any) -> dict[str, Any]:
         (
             asked("x", stop=["a", "b", "c"]),
             "stop",
-            "Invalid {}: array too long. Expected an array with maximum length 2, but got an array "
-            "with length 3 instead.",
+            "Invalid value for {}: it should have at most 2 items after validation, not 3.",
         ),
         (asked("x", stop=["a", 3]), "stop[1]", "Invalid value for {}: it must be a string."),
         (

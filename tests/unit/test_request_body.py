@@ -147,7 +147,7 @@ def test_only_allowed_tools_are_there_to_be_called(path: str) -> None:
         body: Any = {"tools": tools, "tool_choice": {"type": "allowed_tools", **choice}}
         want = [tool for tool in tools if tool in some]
         assert sent(path, body) == {"tools": want, "tool_choice": mode}
-    for other in ({"type": "allowed_tools"}, {"type": "allowed_tools", "tools": 3}, "auto", None):
+    for other in ("auto", None, tools[0]):
         body = {"tools": tools, "tool_choice": other}
         assert sent(path, body)["tools"] == tools
 
