@@ -2,7 +2,8 @@
 
 ingress/app.py                receives HTTP; api_keys.py: for which tenant
 ingress/validation/           refuses what is invalid: structure.py (size and shape of the JSON),
-                              fields.py (the table of fields), bodies.py (limits and effects)
+                              fields.py (each field, by the table fields.toml), bodies.py (what goes
+                              together, and limits)
 ingress/inference.py          decides class, session and deadline: a Submission
 admission/limits.py           how many requests may wait, how large they are, how full Redis is;
                               policy/overload.py: how long one would wait
@@ -22,8 +23,9 @@ workers/replica.py            execute(request_id, epoch): opens an attempt and r
 workers/replay.py             reads what older attempts produced; continuation.py continues it
 workers/vllm_engine.py        runs vLLM's engine and its own server app; engine.py: any engine;
                               loop_watch.py ends a request that blocks the event loop
-workers/request_body.py       the request as vLLM's server takes it; grammars.py: of what shape its
-                              answer is
+workers/request_body.py       the request as vLLM's server takes it; schemas.py: which JSON schemas
+                              an engine obeys; grammars.py: what else gives an answer its shape;
+                              vllm_failures.py: what vLLM refuses, in the ingress's words
 workers/resumable.py          takes the place of vLLM's engine client: records outputs, replays them
 workers/chunks.py             writes the chunks of a stream; determinism.py: with the same ids and
                               times in every attempt

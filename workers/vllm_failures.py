@@ -114,7 +114,7 @@ def failure_of(error: BaseException, path: str, body: bytes, attempt: Attempt) -
         log.error(
             "request %s is not understood by vLLM: %r", attempt.request_id, error, extra=extra
         )
-        return RequestRefused(Reason.INVALID_REQUEST, _OPAQUE, param=_read(path))
+        return invalid(_OPAQUE, _read(path))
     return _mistake(_cleaned(error), getattr(error, "parameter", None), path)
 
 
@@ -129,7 +129,7 @@ def _mistake(message: str, param: str | None, path: str) -> RequestRefused:
         if path in ANTHROPIC and too_long[1]:
             message = _in_anthropics_words(int(too_long[1]) - 1)
         return context_exceeded(message, param)
-    return RequestRefused(Reason.INVALID_REQUEST, message, param=param)
+    return invalid(message, param)
 
 
 def _in_anthropics_words(most: int) -> str:
@@ -148,7 +148,7 @@ def _of_schema(error: NotObeyed, body: bytes) -> RequestRefused:
         if place and place[0] == "tools":
             message = f"Function '{called(request['tools'][place[1]])[1]}': {message}"
         param = written(place) if place else param
-    return RequestRefused(Reason.INVALID_REQUEST, message, param=param)
+    return invalid(message, param)
 
 
 def _named_in(message: str, path: str) -> str | None:

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from serve_app.batches.record import TIMES, Batch, Batches, BatchFacts, new_batch_id
 from serve_app.clock import RedisClock
 from serve_app.contract import Reason
-from serve_app.errors import RequestRefused, invalid, invalid_value
+from serve_app.errors import RequestRefused, invalid, invalid_value, missing
 from serve_app.files.files import File, Files, new_file_id
 from serve_app.files.storage import each
 from serve_app.ingress.connection_limits import Uploads, check_content_type
@@ -313,7 +313,7 @@ def _asked(body: bytes, limits: RequestLimits) -> tuple[dict[str, Any], list[byt
         raise invalid(f"Unknown parameter: '{name[:200]}'.", name[:200])
     asked = {name: value for name, value in asked.items() if value is not None}
     if all(asked.get(name, "") == "" for name in _SOURCES):
-        raise invalid("Missing required parameter: 'input_file_id'.", "input_file_id")
+        raise missing("input_file_id")
     lines = asked.pop("requests", None)
     if lines is None:
         return asked, []

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from serve_app.errors import RequestRefused, invalid, written
+from serve_app.errors import RequestRefused, invalid, invalid_value, missing, written
 from serve_app.ingress.validation.structure import too_many
 from serve_app.settings.limits import HARMFUL_FIELDS, RequestLimits
 from serve_app.settings.vllm_names import VLLM
@@ -258,18 +258,19 @@ def _check_text(text: str, schema: Schema, limits: RequestLimits, place: FieldPa
 def _check_length(text: str, schema: Schema, limits: RequestLimits, place: FieldPath) -> None:
     most = _bound(schema, "maxLength", limits)
     if most is not None and len(text) > most:
-        raise _refusal(place, f"A text in {{}} is longer than {most} characters.")
+        name = _name(place)
+        raise invalid(f"A text in '{name}' is longer than {most} characters.", name)
     if "maxRepeats" in schema:
-        check_repeats(text, written(place), _bound(schema, "maxRepeats", limits))
+        check_repeats(text, _name(place), _bound(schema, "maxRepeats", limits))
 
 
 def _check_array(value: list[Any], schema: Schema, limits: RequestLimits, place: FieldPath) -> None:
     most = _bound(schema, "maxItems", limits)
     if most is not None and len(value) > most:
-        raise too_many(schema["of"], most, written(place))
+        raise too_many(schema["of"], most, _name(place))
     if len(value) < schema.get("minItems", 0):
-        expected = "Expected an array with at least one element."
-        raise _refusal(place, f"Invalid {{}}: empty array. {expected}")
+        name, expected = _name(place), "Expected an array with at least one element."
+        raise invalid(f"Invalid '{name}': empty array. {expected}", name)
     if "maxLength" in schema:
         for text in value:
             if isinstance(text, str):
@@ -284,7 +285,7 @@ def _check_object(
 ) -> None:
     most = _bound(schema, "maxProperties", limits)
     if most is not None and len(value) > most:
-        raise too_many("entries", most, written(place))
+        raise too_many("entries", most, _name(place))
     if "oneOf" in schema:
         schema = _branch(value, schema["oneOf"], place)
     properties = schema.get("properties", {})
@@ -293,7 +294,7 @@ def _check_object(
             check(item, properties[name], limits, (*place, name))
     for name in schema.get("required", ()):
         if name not in value:
-            raise _missing((*place, name))
+            raise missing(_name((*place, name)))
     if "additionalProperties" in schema:  # the names are the client's own
         names = {"type": ["string"], **schema.get("propertyNames", {})}
         for name, item in value.items():
@@ -309,22 +310,17 @@ def _branch(value: Mapping[str, Any], branches: Sequence[Schema], place: FieldPa
         if value["type"] in its if "type" in value else "type" not in branch["required"]:
             return branch
         kinds += its
-    place = (*place, "type")
-    raise _wrong(place, f"it must be {_one_of(kinds)}") if "type" in value else _missing(place)
+    if "type" not in value:
+        raise missing(_name((*place, "type")))
+    raise _wrong((*place, "type"), f"it must be {_one_of(kinds)}")
 
 
 def _wrong(place: FieldPath, what: str) -> RequestRefused:
-    return _refusal(place, f"Invalid {'value for {}' if place else 'request'}: {what}.")
+    return invalid_value(_name(place), what) if place else invalid(f"Invalid request: {what}.")
 
 
-def _missing(place: FieldPath) -> RequestRefused:
-    return _refusal(place, "Missing required parameter: {}.")
-
-
-def _refusal(place: FieldPath, sentence: str) -> RequestRefused:
-    """`sentence`: with the place as `{}`."""
-    name = written(place)[:_MAX_PLACE_CHARS] or None
-    return invalid(sentence.replace("{}", f"'{name}'", 1), name)
+def _name(place: FieldPath) -> str:
+    return written(place)[:_MAX_PLACE_CHARS]
 
 
 def check_repeats(expression: str, place: str, most: int) -> None:
@@ -347,10 +343,8 @@ def _one_of(values: Sequence[str]) -> str:
 
 
 CHECKED: Mapping[str, Schema] = {
-    path: {
-        **table,
-        "properties": {k: row for k, row in table["properties"].items() if k in _rules(path)},
-    }
+    path: {**table, "properties": {name: known[name] for name in _rules(path) if name in known}}
     for path, table in TABLE.items()
+    for known in (table["properties"],)
 }
 """The rows that are checked here; vLLM's own server checks the others."""
