@@ -385,10 +385,9 @@ def _check_effects(path: str, request: Mapping[str, Any], limits: RequestLimits)
     where nothing reads it. The request has passed the walker.
     """
     if path in (CHATS, *OF_RESPONSES):
-        tools = request.get("tools")
-        tools = tools if isinstance(tools, list) else []
+        tools = request.get("tools") or []
         _check_functions(tools)
-        _check_choice(request.get("tool_choice"), tools, limits, within=path == CHATS)
+        _check_choice(request.get("tool_choice"), tools, within=path == CHATS)
     if path in OF_RESPONSES and isinstance(request["input"], list):
         for number, item in enumerate(request["input"]):
             if item.get("type") == "additional_tools":
@@ -446,15 +445,13 @@ def _check_functions(tools: Sequence[Any]) -> None:
                 raise _unknown(place, name, "parameters")
 
 
-def _check_choice(choice: Any, tools: Sequence[Any], limits: RequestLimits, within: bool) -> None:
+def _check_choice(choice: Any, tools: Sequence[Any], within: bool) -> None:
     """Check that what may or must be called is there. In chats a choice has its fields `within` an
     object of its own.
     """
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         place = "tool_choice.allowed_tools.tools" if within else "tool_choice.tools"
         allowed = choice["allowed_tools"] if within else choice
-        if len(allowed["tools"]) > limits.max_tools:
-            raise too_many("tools", limits.max_tools, place)
         there = {called(tool): tool for tool in tools}
         for number, one in enumerate(allowed["tools"]):
             if called(one) not in there:

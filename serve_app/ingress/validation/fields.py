@@ -103,6 +103,8 @@ def _in_words(schema: Schema) -> dict[str, Any]:
             shown[key] = _in_words(schema[key])
     if "properties" in schema:
         shown["properties"] = {name: _in_words(one) for name, one in schema["properties"].items()}
+    if "oneOf" in schema:
+        shown["oneOf"] = [_in_words(one) for one in schema["oneOf"]]
     said = [schema[key] for key in ("description", "refused") if key in schema]
     if settings:
         said.append(f"see {', '.join(f'`limits.{schema[key]}`' for key in settings)}")
