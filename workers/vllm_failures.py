@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from serve_app.contract import ANTHROPIC, MESSAGE, OF_RESPONSES, Reason, called
+from serve_app.contract import ANTHROPIC, MESSAGE, Reason, called
 from serve_app.errors import RequestRefused, context_exceeded, failed, invalid, missing, written
 from serve_app.observability.logs import about
 from workers.attempt import Attempt, current
@@ -30,12 +30,8 @@ log = logging.getLogger("hermes.worker")
 asked: ContextVar[tuple[str, bytes]] = ContextVar("hermes_asked", default=("", b""))
 """Path and body of the request that the running task serves."""
 
-_READ = {
-    "/v1/completions": "prompt",
-    **dict.fromkeys(OF_RESPONSES, "input"),
-    "/tokenize": "prompt",
-}
-"""The field that the model reads; that of other paths is `messages`."""
+_READ = ("messages", "input", "prompt", "tokens")
+"""The fields that the model reads: a request has one of them."""
 _NO_FIELD = {"input_tokens", "input_text", "type"}
 """What vLLM calls a field although it is a part of what the model reads."""
 _TOO_LONG = re.compile(r"maximum (?:context|model) length[^0-9]*(\d*)|exceeds the max_model_len")
@@ -114,27 +110,29 @@ def failure_of(error: BaseException, path: str, body: bytes, attempt: Attempt) -
         log.error(
             "request %s is not understood by vLLM: %r", attempt.request_id, error, extra=extra
         )
-        return invalid(_OPAQUE, _read(path))
-    return _mistake(_cleaned(error), getattr(error, "parameter", None), path)
+        return invalid(_OPAQUE, _read(msgspec.json.decode(body)))
+    return _mistake(error, path, body)
 
 
-def _mistake(message: str, param: str | None, path: str) -> RequestRefused:
+def _mistake(error: BaseException, path: str, body: bytes) -> RequestRefused:
+    message, param = _cleaned(error), getattr(error, "parameter", None)
+    request = msgspec.json.decode(body)
     if _PYTHON.search(message):
-        message, param = _OPAQUE, param or _read(path)
-    param = param or _named_in(message, path)
+        message, param = _OPAQUE, param or _read(request)
+    param = param or _named_in(message, request)
     too_long = param != "truncate_prompt_tokens" and _TOO_LONG.search(message)
     if param in _NO_FIELD or (too_long and not param):
-        param = _read(path)
+        param = _read(request)
     if too_long:
         if path in ANTHROPIC and too_long[1]:
-            message = _in_anthropics_words(int(too_long[1]) - 1)
+            message = _in_anthropics_words(int(too_long[1]) - 1, body)
         return context_exceeded(message, param)
     return invalid(message, param)
 
 
-def _in_anthropics_words(most: int) -> str:
+def _in_anthropics_words(most: int, body: bytes) -> str:
     """Agents look for them, and shorten by the difference. vLLM stops counting at the limit."""
-    tokens = max(most + 1, len(asked.get()[1]) // 4)
+    tokens = max(most + 1, len(body) // 4)
     return f"prompt is too long: {tokens} tokens > {most} maximum"
 
 
@@ -151,19 +149,18 @@ def _of_schema(error: NotObeyed, body: bytes) -> RequestRefused:
     return invalid(message, param)
 
 
-def _named_in(message: str, path: str) -> str | None:
+def _named_in(message: str, request: Mapping[str, Any]) -> str | None:
     """The field of the request that vLLM's sentence begins with or is about."""
-    request = msgspec.json.decode(asked.get()[1])
     begins = re.match(r"\W?(\w+)", message)
     if begins and begins[1] in request:
         return begins[1]
     if _OF_SHAPE.search(message):
         return next((name for name in _SHAPES if name in request), None)
-    return _read(path) if _OF_WHAT_IS_READ.search(message) else None
+    return _read(request) if _OF_WHAT_IS_READ.search(message) else None
 
 
-def _read(path: str) -> str:
-    return _READ.get(path, "messages")
+def _read(request: Mapping[str, Any]) -> str:
+    return next((name for name in _READ if request.get(name) is not None), _READ[0])
 
 
 def _cleaned(error: BaseException) -> str:
@@ -183,12 +180,13 @@ def _of_fields(errors: Any, path: str, body: bytes) -> RequestRefused:
     """Pydantic's: of the request, or of a part of it that vLLM reads later."""
     request = msgspec.json.decode(body)
     found = [{**one, "loc": [x for x in one["loc"] if x != "body"]} for one in errors]
-    if found[0]["loc"][:1] != [_read(path)]:
+    its = _read(request)
+    if found[0]["loc"][:1] != [its]:
         taken = msgspec.json.decode(as_vllm_takes(path, body, ""))
-        read = _parts(taken.get(_read(path)), [_read(path)])
+        read = _parts(taken.get(its), [its])
         before = next((place for place, part in read if _is_of(found[0], part)), [])
         found = [{**one, "loc": [*before, *one["loc"]]} for one in found]
-    return refusal_of(found, request, _read(path))
+    return refusal_of(found, request, its)
 
 
 def _parts(value: Any, place: list[str | int]) -> Iterator[tuple[list[str | int], Any]]:
@@ -265,6 +263,10 @@ def refusal_of(errors: Sequence[Error], body: Any, root: str | None = None) -> R
     request, and of their errors the deepest. `body` tells the request's fields from the names of
     pydantic's branches; if the errors' places do not begin at the request, `root` has them.
     """
+
+    def depth(error: Error) -> int:
+        return len(_place(error, body))
+
     others = [error for error in errors if _is_of_another_branch(error)]
     branches = {tuple(error["loc"][:-1]) for error in others}
     fitting = [
@@ -272,12 +274,9 @@ def refusal_of(errors: Sequence[Error], body: Any, root: str | None = None) -> R
         for error in errors
         if not any(tuple(error["loc"][:end]) in branches for end in range(len(error["loc"]) + 1))
     ]
-    placed = [
-        (error, _place(error["loc"], body, error["type"] == "missing"))
-        for error in (*fitting, *others)
-    ]
-    deepest = max((place for _, place in placed), key=len)  # the first one, so one that fits
-    here = [error for error, place in placed if place == deepest]
+    some = max((fitting, others), key=lambda some: max(map(depth, some), default=-1))
+    deepest = _place(max(some, key=depth), body)
+    here = [error for error in some if _place(error, body) == deepest]
     place = written(deepest)[:_MAX_PLACE_CHARS] or root
     return invalid(_sentence(here, place), place)
 
@@ -290,15 +289,15 @@ def _is_of_another_branch(error: Error) -> bool:
     return error["type"] == "literal_error" and name in _KINDS and named
 
 
-def _place(loc: Sequence[Any], body: Any, missing: bool) -> list[str | int]:
+def _place(error: Error, body: Any) -> list[str | int]:
     """The fields of the request in pydantic's location; the last of it may be missing there."""
     place: list[str | int] = []
-    for number, part in enumerate(loc):
+    for number, part in enumerate(loc := error["loc"]):
         inside = isinstance(part, int) and isinstance(body, list) and part < len(body)
         if inside or (isinstance(body, dict) and isinstance(part, str) and part in body):
             place.append(part)
             body = body[part]
-        elif missing and number == len(loc) - 1:
+        elif error["type"] == "missing" and number == len(loc) - 1:
             place.append(part)
     return place
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tests.tables import each
-from workers.vllm_failures import refusal_of
+from workers.vllm_failures import _of_fields, refusal_of
 
 
 class Text(BaseModel):
@@ -87,3 +87,11 @@ def test_what_cannot_be_placed_is_told_of_the_root() -> None:
     refusal = refusal_of(errors, {"messages": []}, "messages")
     assert refusal.param == "messages"
     assert refusal.message == "Invalid value for 'messages': it must be a string."
+
+
+def test_what_the_model_reads_is_the_field_that_the_request_has() -> None:
+    part = {"type": "text"}
+    errors = [{"loc": ("text",), "type": "missing", "msg": "Field required", "input": part}]
+    for name in ("messages", "prompt"):
+        body = b'{"' + name.encode() + b'": [{"content": [{"type": "text"}]}]}'
+        assert _of_fields(errors, "/tokenize", body).param == f"{name}[0].content[0].text"
