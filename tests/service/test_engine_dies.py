@@ -15,9 +15,9 @@ from tests.service.disturbance import Victims, attempts, real_text, under, whole
 from tests.service.support import Running
 
 pytestmark = [pytest.mark.disturbs, pytest.mark.timeout(1800)]
-TOKENS, OF_A_HANG = 1000, 3000
-"""What is still being written when a client that waits for a core sees its first event, and what
-when a worker has hung for 20 s.
+TOKENS = 3000
+"""What is still being written when a worker has hung for 20 s, or when a client that waits for a
+core sees its first event.
 """
 
 
@@ -54,6 +54,6 @@ def test_a_worker_that_hangs_and_wakes_is_refused_and_its_work_aborted(service: 
         finally:
             parts.send(victim, signal.SIGCONT)
 
-    told = under(service, strike, real_text(service), OF_A_HANG, count=4, at_once=True)
+    told = under(service, strike, real_text(service), TOKENS, count=4, at_once=True)
     assert max(attempts(told)) >= 2
     service.until_idle()
