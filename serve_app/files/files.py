@@ -7,7 +7,6 @@ deletes once it is a day old. `files.lua` has the scripts.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 import secrets
@@ -22,6 +21,8 @@ from serve_app.clock import RedisClock
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused, decoding
 from serve_app.files.storage import Storage, StorageUnavailable
+from serve_app.loops import repeat
+from serve_app.observability.logs import Outage
 from serve_app.redis.connection import Script
 from serve_app.redis.keyspace import (
     expiring_files_key,
@@ -182,14 +183,16 @@ class Files:
 
     async def keep_swept(self) -> None:
         """`sweep` now and then, at one ingress at a time; never returns."""
+        outage = Outage(log, "files: cannot look for those that have expired")
+        await repeat(timings.FILES_SWEEP_LOOK_S, self._sweep_if_due, outage)
+
+    async def _sweep_if_due(self) -> None:
         lock = ("SET", files_sweep_key(self._namespace), 1, "NX", "PX", timings.FILES_SWEEP_MS)
-        while True:
-            if answered((await self._link.call([lock]))[0]) is not None:
-                try:
-                    await self.sweep()
-                except (StorageUnavailable, FileNotFoundError) as error:  # it is for the next
-                    log.error("the storage of files cannot be searched: %s", error)
-            await asyncio.sleep(timings.FILES_SWEEP_LOOK_S)
+        if answered((await self._link.call([lock]))[0]) is not None:
+            try:
+                await self.sweep()
+            except (StorageUnavailable, FileNotFoundError) as error:  # it is for the next
+                log.error("the storage of files cannot be searched: %s", error)
 
     async def sweep(self) -> None:
         """Delete the files that have expired, and what dead processes left in the storage."""

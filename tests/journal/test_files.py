@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.contract import Reason
-from serve_app.errors import RequestRefused
+from serve_app.errors import RedisUnavailable, RequestRefused
 from serve_app.files.files import OUTPUT, File, Files, new_file_id
 from serve_app.files.storage import Storage
 from tests.journal.journal_helpers import World
@@ -206,6 +206,23 @@ async def test_a_search_goes_on_when_the_storage_can_be_used_again(
     assert await objects(its) == {unknown.path}, "another ingress may be at it"
     await w.operator.delete(lock)
     await eventually(lambda: searching.done() or not (tmp_path / unknown.path).exists())
+    assert not searching.done()
+    searching.cancel()
+
+
+async def test_a_search_waits_for_redis(its: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that ended each time would make the ingress unhealthy."""
+    monkeypatch.setattr(timings, "FILES_SWEEP_LOOK_S", 0.01)
+    asked = asyncio.Queue[None]()
+
+    async def unreachable(*_: object, **__: object) -> None:
+        asked.put_nowait(None)
+        raise RedisUnavailable("gone")
+
+    monkeypatch.setattr(its._link, "call", unreachable)
+    searching = asyncio.create_task(its.keep_swept())
+    for _ in range(3):
+        await asked.get()
     assert not searching.done()
     searching.cancel()
 
