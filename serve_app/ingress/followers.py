@@ -344,20 +344,20 @@ class Followers:
                 await self._look(int(pause_s * timings.FOLLOWER_LOOKS_A_S))
             except RedisUnavailable as error:
                 log.debug("journal: cannot check silent followers: %s", error)
+                for follower in self._silent():  # their clients need signs of life all the same
+                    follower.wake()
 
     async def _look(self, at_most: int) -> None:
         """Read the journals of so many followers that have been silent for too long, of those first
         for which it is most overdue.
         """
-        silent_since_s = SYSTEM.monotonic_s() - timings.FOLLOWER_SILENCE_S
-        due = [
-            follower
-            for follower in self._all()
-            if follower.fed_at < silent_since_s and not follower.reader.full
-        ]
-        chosen = heapq.nsmallest(at_most, due, key=attrgetter("fed_at"))
+        chosen = heapq.nsmallest(at_most, self._silent(), key=attrgetter("fed_at"))
         for start in range(0, len(chosen), timings.FOLLOWERS_A_LOOK):
             await self._look_at(chosen[start : start + timings.FOLLOWERS_A_LOOK])
+
+    def _silent(self) -> list[Follower]:
+        since_s = SYSTEM.monotonic_s() - timings.FOLLOWER_SILENCE_S
+        return [one for one in self._all() if one.fed_at < since_s and not one.reader.full]
 
     def _all(self) -> list[Follower]:
         return [follower for group in self._followers.values() for follower in group]

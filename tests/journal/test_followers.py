@@ -11,6 +11,7 @@ import pytest
 
 from serve_app import timings
 from serve_app.contract import Reason, State
+from serve_app.errors import RedisUnavailable
 from serve_app.ingress import followers
 from serve_app.ingress.followers import Follower, Followers
 from serve_app.journal import reader
@@ -147,6 +148,22 @@ async def test_a_foreign_stream_whose_client_does_not_read_goes_on_when_it_does(
     assert follower.reader.last_event < 100
     finish(attempt)
     assert await everything(follower) == events(1, 100)
+
+
+async def test_who_waits_for_a_silent_stream_is_woken_though_redis_is_away(
+    w: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client needs signs of life."""
+    monkeypatch.setattr(timings, "FOLLOWER_SILENCE_S", 0.02)
+    hub = await w.hub()
+
+    async def unreachable(*_: object) -> None:
+        raise RedisUnavailable("gone")
+
+    monkeypatch.setattr(w.store, "read_many", unreachable)
+    follower = hub.follow_new("req_1")
+    for _ in range(2):
+        await follower.wait()
 
 
 async def test_silent_streams_are_read_at_a_bounded_rate(
