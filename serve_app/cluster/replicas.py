@@ -7,6 +7,7 @@ but Serve still sends to it).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -38,8 +39,8 @@ class Replicas:
         self._unblamed: frozenset[str] = frozenset()
         self._placed: set[Placed] = set()
         self._avoided: dict[str, float] = {}
-        self._broken: set[str] = set()
-        """Replicas to which this process has lost its connection."""
+        self._broken: dict[str, float] = {}
+        """Replicas to which this process has lost its connection, and until when that counts."""
         self._changed = True
         """Whether the placement does not know yet who is `able`."""
         self.placement = Placement()
@@ -73,24 +74,28 @@ class Replicas:
         self._changed = True
 
     def connected(self, replica: str) -> None:
-        self._broken.discard(replica)
+        self._broken.pop(replica, None)
         self._changed = True
 
     def disconnected(self, replica: str) -> None:
-        """The connection to a replica broke, which is how the death of its process shows first."""
-        self._broken.add(replica)
+        """The connection to a replica broke, which is how the death of its process shows first. If
+        it is not opened again, the lease tells.
+        """
+        self._broken[replica] = math.inf
         self._changed = True
 
     def unban_expired(self, now_s: float) -> None:
         """Use replicas again that have been avoided for long enough."""
-        over = [replica for replica, until_s in self._avoided.items() if until_s <= now_s]
-        for replica in over:
-            del self._avoided[replica]
-            self._changed = True
+        until_s = now_s + timings.REPLICA_AVOID_S
+        self._broken = {replica: min(at_s, until_s) for replica, at_s in self._broken.items()}
+        for kept in (self._avoided, self._broken):
+            for replica in [replica for replica, at_s in kept.items() if at_s <= now_s]:
+                del kept[replica]
+                self._changed = True
 
     def serving(self, replicas: Iterable[str]) -> None:
         now = frozenset(replicas)
-        self._broken &= now
+        self._broken = {replica: at_s for replica, at_s in self._broken.items() if replica in now}
         gone, self._serving = self._serving - now, now
         self._changed = True
         self._lose(gone, Cause.DRAINED)
@@ -122,7 +127,7 @@ class Replicas:
         calls failed at all of them.
         """
         there = self._serving if self._leased is None else self._serving & self._leased
-        return there - self._avoided.keys() - self._broken or there
+        return there - self._avoided.keys() - self._broken.keys() or there
 
     def loss_cause(self, replica: str) -> Cause | None:
         """Why a replica's work does not continue, as far as is known; None if it does.

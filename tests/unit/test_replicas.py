@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from serve_app import timings
 from serve_app.cluster.replicas import Placed, Replicas
 from serve_app.contract import Cause, WorkerLease
 
@@ -145,3 +146,14 @@ def test_the_first_reading_blames_no_request() -> None:
     replicas.serving(["a", "b"])
     replicas.leased(["b"])
     assert replicas.loss_cause("a") == Cause.REDIS_UNREACHABLE
+
+
+def test_a_replica_that_lives_is_used_though_its_connection_cannot_be_opened_again() -> None:
+    """If its process had died, its lease would have expired by then."""
+    replicas, _ = watched()
+    replicas.disconnected("a")
+    replicas.unban_expired(100.0)
+    replicas.unban_expired(100.0 + timings.REPLICA_AVOID_S / 2)
+    assert ({*replicas.able()}, replicas.loss_cause("a")) == ({"b"}, Cause.LOST)
+    replicas.unban_expired(100.0 + timings.REPLICA_AVOID_S)
+    assert ({*replicas.able()}, replicas.loss_cause("a")) == ({"a", "b"}, None)
