@@ -40,6 +40,8 @@ k-i stands for k-1, k-2, ...:
     z  the transcript: all response bytes, zlib,      max-max
        if they fit into an entry; the entries before
        are trimmed
+    s  bytes of the journal, if the entries before    max-max
+       remain
 
 Earlier versions gave the last output of an attempt that ended its request the id k-max, and `m`,
 `k`, `w` and `p` as in max-max, which they wrote with it; and entries a `c`, which nobody reads.
@@ -298,6 +300,10 @@ class Entry(NamedTuple):
             if head is not None:
                 fields[b"h"] = _json.encode(head)
         return Entry(TERMINAL_ID, {**fields, b"p": str(self.id).encode()})
+
+    def counting(self, journal_bytes: int) -> Entry:
+        """This terminal entry of a journal whose entries remain, with their size."""
+        return self._replace(fields={**self.fields, b"s": b"%d" % journal_bytes})
 
     def after_output(self, last: Entry) -> Entry:
         """This terminal entry with what the last output has for readers: one wake-up tells both."""

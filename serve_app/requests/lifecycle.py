@@ -235,8 +235,11 @@ def end(settings: Settings, ended: Ended, whose: Whose | None = None) -> Command
     began_ms = summary.began_ms or summary.ended_ms
     queued_ms = max(0, began_ms - facts.admitted_ms) if facts else 0
     running_ms = max(0, summary.ended_ms - began_ms) if facts else 0
+    *before, terminal = ended.entries
+    if not ended.trimmed:
+        terminal = terminal.counting(ended.size)
     commands: list[Command] = [
-        ("XADD", key, "NOMKSTREAM", str(entry.id), *flatten(entry)) for entry in ended.entries
+        ("XADD", key, "NOMKSTREAM", str(entry.id), *flatten(entry)) for entry in (*before, terminal)
     ]
     commands.append(("ZREM", due_key(settings.namespace), ended.request_id))
     commands += [*_expire(settings, ended), *_retain(settings, ended)]

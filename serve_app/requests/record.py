@@ -30,11 +30,13 @@ class Record:
     Args:
         entries: in order: the request and every opening unless they are trimmed, the last entry
             that counts events, and the last one.
-        size: about how many bytes the last one has.
+        size: about how many bytes the last one has, if no others remain.
     """
 
     def __init__(self, entries: Sequence[Entry], size: int = 0) -> None:
-        self.first, self.last, self.size = entries[0], entries[-1], size
+        self.first, self.last = entries[0], entries[-1]
+        self.size = int(self.last.fields.get(b"s", size))
+        """As it was counted when the request ended."""
         self.entries = entries
 
     @classmethod

@@ -210,3 +210,20 @@ async def test_the_answer_of_another_endpoint_is_no_response(
         for response_id in (request_id, f"resp_{request_id}"):
             found = await at.http.get(f"/v1/responses/{response_id}")
             assert (found.status_code, found.json()["error"]["param"]) == (404, "id")
+
+
+async def test_what_is_kept_of_an_answer_that_is_no_transcript_is_counted_until_it_is_deleted(
+    w: World,
+) -> None:
+    """Such as a large one, of which all entries remain."""
+    facts = RequestFacts("batch", "t", "s", "hermes-tiny", False, 1, 60_000, w.channel)
+    facts = msgspec.structs.replace(facts, detached=True, retention_s=3_600.0)
+    await w.accept("req_1", facts)
+    attempt = await w.opened(await w.writer())
+    attempt.append([], [b"x" * 100_000], 0, Head(200, [("content-type", "application/json")]))
+    now_ms = w.store.clock.now_ms()
+    attempt.stop(State.COMPLETED, None, Summary(facts, OPENED, 1, now_ms))
+    await attempt.closed
+    assert (await w.store.kept("t")).of_tenant > 100_000
+    await w.store.forget("req_1")
+    assert await w.store.kept("t") == (0, 0)
