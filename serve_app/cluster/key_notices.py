@@ -47,6 +47,7 @@ class KeyNotices:
         self._revoked: dict[bytes, int] = {}
         """Until when each is refused, in Unix milliseconds."""
         self._used_s: dict[str, int] = {}
+        self._told_s: dict[str, int] = {}
 
     def is_revoked(self, digest: bytes) -> bool:
         return digest in self._revoked
@@ -62,11 +63,13 @@ class KeyNotices:
             uses = [word for name, at_s in self._used_s.items() for word in (at_s, name)]
             found.append(("ZADD", self._uses_at, "GT", *uses))
             found.append(("ZREMRANGEBYRANK", self._uses_at, 0, -MAX_USES - 1))
-            self._used_s = {}
+            self._told_s = dict(self._used_s)
         since_ms = max(now_ms, max(self._revoked.values(), default=0) - timings.REVOKED_LATE_MS)
         where = (self._revoked_at, since_ms, "+inf", "WITHSCORES", "LIMIT", 0, MAX_REVOKED)
         return [*found, ("ZRANGEBYSCORE", *where)]
 
     def answered(self, reply: Any, now_ms: int) -> None:
+        new = self._used_s.items() - self._told_s.items()
+        self._used_s, self._told_s = dict(new), {}
         kept = {digest: end_ms for digest, end_ms in self._revoked.items() if end_ms > now_ms}
         self._revoked = kept | scored(reply)

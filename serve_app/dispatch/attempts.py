@@ -463,6 +463,8 @@ class Attempts:
             return None
         if not ours:
             raise NotOurs
+        if record.facts is None:
+            raise Unreadable("its journal has lost its beginning")
         return record
 
     async def _keep_dead(self, entry: QueueEntry, attempts: int) -> None:

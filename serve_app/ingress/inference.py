@@ -72,7 +72,7 @@ class InferenceEndpoint:
             answer = await self._submit(scope, receive, headers, span)
             await answer(scope, receive, send)
             if isinstance(answer, Exchange) and answer.refusal is not None:
-                span.refused(answer.refusal.status, answer.refusal.reason)
+                span.refused(answer.refusal.status_at(path), answer.refusal.reason)
             else:
                 span.tell({"http.response.status_code": answer.status_code})
 
@@ -161,8 +161,8 @@ class Submissions:
         key = headers.get("idempotency-key", "")
         request_class = _request_class(caller, path, headers, request)
         background = _in_background(path, request)
-        detached = background or _prefers_async(headers.get("prefer", ""))
-        detached = detached or self._gives_way(caller, headers, request_class)
+        detached = self._gives_way(caller, headers, request_class)
+        detached |= background or _prefers_async(headers.get("prefer", ""))
         stored = self._stores(path, request, background)
         tells, webhook = self._told(caller, path, headers, detached)
         now_ms = self.clock.now_ms()

@@ -22,8 +22,8 @@ from serve_app.admission.admission import Submission
 from serve_app.admission.limits import AdmissionLimits
 from serve_app.clock import RedisClock
 from serve_app.cluster.members import Members
-from serve_app.contract import FINAL, EngineReport
-from serve_app.errors import invalid_value
+from serve_app.contract import FINAL, EngineReport, Reason
+from serve_app.errors import failed, invalid_value
 from serve_app.ingress.exchange import Exchanges
 from serve_app.ingress.objects import listing, not_found
 from serve_app.ingress.objects_api import Readers
@@ -324,6 +324,8 @@ def dead_letter_routes(
     async def redrive(request_id: str, request: Request) -> dict[str, Any]:
         check(request)
         letter = await found(request_id)
+        if not letter.body:
+            raise failed(Reason.JOURNAL_LOST)
         work = work_of(letter.line.path, letter.body, msgspec.json.decode(letter.body))
         # Until it is deleted, a letter that is sent again twice is one request.
         key = f"dead-letter-{letter.entry_id}"

@@ -21,6 +21,7 @@ from serve_app.contract import Reason
 from serve_app.errors import RedisUnavailable
 from serve_app.journal.entries import RequestFacts, decode_facts, decode_line
 from serve_app.policy.work import work_of
+from serve_app.redis.keyspace import dead_letters_key
 from serve_app.requests.dead_letters import DeadLetter, DeadLetters
 from tests.journal.in_process import door, keys_of
 from tests.journal.journal_helpers import LINE, OPENED, World
@@ -151,6 +152,19 @@ async def test_a_letter_that_could_not_be_deleted_is_sent_again_as_the_same_requ
     (entry,) = await w.queue("ingress-2").claim(8)
     assert again.json()["request_id"] == entry.request_id
     assert await kept(w) == []
+
+
+async def test_a_letter_whose_body_was_lost_cannot_be_sent_again(w: World) -> None:
+    await give_up(w, "req_1")
+    await w.redis.unlink(dead_letters_key(w.settings.namespace))
+    request = await w.store.read_request("req_1")
+    assert request is not None
+    without = {name: value for name, value in request.fields.items() if name != b"b"}
+    await letters_of(w).add("req_1", Reason.POISON, request._replace(fields=without), 2)
+    async with door(w.settings.redis.url, w.settings.namespace) as at:
+        refused = await at.http.post(f"{PATH}/req_1/redrive")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (410, "journal_lost")
+    assert await kept(w) == ["req_1"]
 
 
 async def test_a_dropped_letter_is_gone_and_nothing_else(w: World) -> None:
