@@ -44,7 +44,8 @@ How it ends:
 
 requests/lifecycle.lua        the steps of a request's life, each as a whole: accept, record, end,
                               with tenants' limits and the ledger; lifecycle.py sends them
-requests/endings.py           ends requests without a worker: cancelled, given up, or overdue
+requests/endings.py           ends requests without a worker: cancelled or given up; deadlines.py:
+                              those that are overdue
 workers/attempt.py            ends those that a worker runs
 reasons.toml                  what follows from each reason: status, message, whether to retry
 requests/record.py            what is known of a request; store.py reads journals;

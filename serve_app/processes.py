@@ -60,7 +60,8 @@ from serve_app.redis.check import RedisWatch
 from serve_app.redis.link import RedisLink
 from serve_app.request_queue import QueueDepths, RequestQueue
 from serve_app.requests.dead_letters import DeadLetters
-from serve_app.requests.endings import Deadlines, Endings
+from serve_app.requests.deadlines import Deadlines
+from serve_app.requests.endings import Endings
 from serve_app.settings import Settings
 from serve_app.webhooks.outbox import Outbox
 from serve_app.webhooks.sender import Sender

@@ -1,3 +1,1 @@
-"""A request from its queue entry to its end: claim, order, attempts, adoption, deadlines,
-quarantine.
-"""
+"""A request from its queue entry to its end: claim, order, attempts, adoption, quarantine."""

@@ -19,7 +19,7 @@ from serve_app.ingress.exchange import Exchange
 from serve_app.journal.entries import EntryId, Head, Summary
 from serve_app.loops import Loops
 from serve_app.redis.keyspace import due_key
-from serve_app.requests.endings import Deadlines
+from serve_app.requests.deadlines import Deadlines
 from tests.journal.in_process import Door, door
 from tests.journal.journal_helpers import FACTS, OPENED, PrivateRedis, World, world
 from tests.waiting import eventually

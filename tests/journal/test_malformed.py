@@ -21,7 +21,7 @@ from serve_app.observability.metrics_pages import Snapshots, merge_pages
 from serve_app.redis.keyspace import ingresses_key, metrics_key, workers_key
 from serve_app.request_queue import QueueEntry
 from serve_app.requests.dead_letters import DeadLetters, UnreadableLetter
-from serve_app.requests.endings import Deadlines
+from serve_app.requests.deadlines import Deadlines
 from tests.journal.in_process import door
 from tests.journal.ingresses import REPLICA, ended, serving
 from tests.journal.journal_helpers import World
