@@ -11,12 +11,10 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from hypothesis import settings
-from xdist.scheduler import LoadScopeScheduling
 
 from serve_app.local import processes, ray_cluster, redis_server, surroundings
 from serve_app.local.environment import ROOT
@@ -54,24 +52,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
     signal.signal(signal.SIGUSR1, interrupt)
     faulthandler.register(signal.SIGUSR1, file=os.dup(2), all_threads=True, chain=True)
-
-
-class Together(LoadScopeScheduling):  # type: ignore[misc]  # it ships no types
-    """Leaves to one process what shares what it starts: the tests of a file, those on the engine,
-    and those on a service, but for the files that start all that they use.
-    """
-
-    _ALONE = ("test_nodes.py", "test_quickstart.py", "test_surroundings.py")
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = Path(nodeid.partition("::")[0])
-        shares = file.parent.name in ("engine", "service") and file.name not in self._ALONE
-        return str(file.parent if shares else file)
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
-    """However the tests are spread."""
-    return Together(config, log)
 
 
 def pytest_sessionstart() -> None:
