@@ -42,9 +42,13 @@ class Deadlines:
 
     async def sweep(self) -> None:
         """End some of the requests whose deadline has passed, and forget those that have ended or
-        are gone. What several ingresses end at a time ends once.
+        are gone. What several ingresses end at a time ends once. A machine's own clock, which may
+        be wrong by hours, ends nothing.
         """
-        late_ms = self._endings.store.clock.now_ms() - int(timings.DEADLINE_GRACE_S * 1000)
+        clock = self._endings.store.clock
+        if not clock.known:
+            return
+        late_ms = clock.now_ms() - int(timings.DEADLINE_GRACE_S * 1000)
         page = ("LIMIT", 0, timings.OVERDUE_A_LOOK)
         asked = ("ZRANGEBYSCORE", self._key, "-inf", late_ms, *page)
         (found,) = all_answered(await self._link.call([asked]))

@@ -214,6 +214,10 @@ class World:
         follower = (await self.hub()).follow_new("req_1")
         return follower, await self.started()
 
+    def told_the_time(self) -> None:
+        """As the renewal of a lease does."""
+        self.store.clock.told((int(time.time()), 0), time.monotonic())
+
     async def ended(self, request_id: str, state: State, reason: Reason | None = None) -> None:
         """End a request as a worker would, but for its output."""
         record = await self.store.record(request_id)

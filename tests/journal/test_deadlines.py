@@ -113,6 +113,16 @@ async def has_expired(w: World, request_id: str = "req_1") -> bool:
     return await w.ending(request_id) == EXPIRED
 
 
+async def test_nothing_ends_by_the_clock_of_a_machine(w: World) -> None:
+    keeps = Deadlines(w.link, w.settings.namespace, w.endings, Loops())
+    await w.admit(timeout_s=-300)
+    await keeps.sweep()
+    assert await w.ending() == ("", "")
+    w.told_the_time()
+    await keeps.sweep()
+    assert await has_expired(w)
+
+
 async def test_whatever_it_waits_for_a_late_request_ends_and_leaves_its_queue(
     w: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +130,7 @@ async def test_whatever_it_waits_for_a_late_request_ends_and_leaves_its_queue(
     monkeypatch.setattr(timings, "DEADLINE_GRACE_S", 120.0)
     queue, stream = w.queue(), w.stream("standard")
     keeps = Deadlines(w.link, w.settings.namespace, w.endings, Loops())
+    w.told_the_time()
     writer = await w.writer()
     late = {"claimed", "running", "lost", *(f"late_{number}" for number in range(6))}
     for name in ("claimed", "running", "lost"):

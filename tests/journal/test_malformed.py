@@ -170,6 +170,7 @@ async def test_a_late_request_with_an_unreadable_journal_keeps_no_other_from_exp
     for name in ("req_bad", "req_late"):
         await w.admit(name, timeout_s=-300)
     await w.redis.xadd(w.store.key("req_bad"), {"n": b"nonce", "m": b"no json"}, id="1-0")
+    w.told_the_time()
     await Deadlines(w.link, w.settings.namespace, w.endings, Loops()).sweep()
     assert await w.ending("req_late") == ("expired", "deadline")
     (left,) = await w.redis.xrange(w.stream("standard"))
