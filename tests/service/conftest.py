@@ -28,7 +28,6 @@ from tests.service.support import Running
 _FIXTURES = (
     "service",
     "simulated",
-    "layered",
     "flooded",
     "embedding",
     "agents",
@@ -72,12 +71,6 @@ def simulated(services: Services, outage: bool) -> Running:
     whose text a prompt alone decides.
     """
     return services.get("simulated", outage)
-
-
-@pytest.fixture
-def layered(services: Services) -> Running:
-    """As `simulated`, with two replicas, under vLLM's own server: it has Messages, too."""
-    return services.get("layered")
 
 
 @pytest.fixture

@@ -114,21 +114,6 @@ KINDS: dict[str, dict[str, Any]] = {
     },
 }
 
-KINDS["layered"] = local.merged(
-    KINDS["simulated"],
-    {
-        "args": {
-            "engine": {
-                "args": {
-                    "tokens_per_s": 25,
-                    "vllm": {"dtype": "float32", "max_model_len": 4096, "enforce_eager": True},
-                }
-            },
-            "workers": {"replicas": 2},
-        }
-    },
-)
-
 LIMITS: dict[bool, dict[str, Any]] = {
     False: {
         "redis": {"connect_timeout_s": 60, "response_timeout_s": 60, "admission_timeout_s": 60},

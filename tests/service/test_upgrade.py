@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -39,7 +38,6 @@ from tests.service.batching import Batch
 from tests.service.disturbance import (
     Towards,
     attempts,
-    real_text,
     simulated_text,
     under,
     whole_again,
@@ -61,7 +59,7 @@ from tests.waiting import until
 pytestmark = [pytest.mark.disturbs, pytest.mark.timeout(1200)]
 NEXT, ENGINE = "999.0.0", "simulated"
 SHORT_TOKENS, ROLL_TOKENS, LONG_TOKENS = 120, 1800, 8000  # 3 s, 45 s, 200 s
-LINES, LINE_TOKENS, MESSAGES = 300, 150, 3
+LINES, LINE_TOKENS, STREAMS = 300, 150, 3
 
 
 OTHER = os.environ.get("HERMES_OTHER_VERSION", "")
@@ -138,50 +136,47 @@ def text_of_events(service: Running, request_id: str) -> str:
 
 
 class Beside:
-    """What another tenant has under way beside the chats: a batch, and streamed messages, whose
-    client does not connect again.
+    """What another tenant has under way beside the chats: a batch, and streams whose client does
+    not connect again.
     """
 
     def __init__(self, service: Running, text: Callable[[str, int], str]) -> None:
         self._text, self._service = text, replace(service, tenant="zeta")
-        self._pool = ThreadPoolExecutor(MESSAGES)
-        self._messages = {
-            prompt: self._pool.submit(self._message, prompt) for prompt in PROMPTS[:MESSAGES]
+        self._pool = ThreadPoolExecutor(STREAMS)
+        self._streams = {
+            prompt: self._pool.submit(self._stream, prompt) for prompt in PROMPTS[:STREAMS]
         }
         prompts = {f"line-{number}": PROMPTS[number % len(PROMPTS)] for number in range(LINES)}
         self._batch = Batch(self._service, prompts, LINE_TOKENS)
         until("lines are done", lambda: self._batch.done())
-        assert not any(one.done() for one in self._messages.values())
+        assert not any(one.done() for one in self._streams.values())
 
-    def _message(self, prompt: str) -> str:
+    def _stream(self, prompt: str) -> str:
         body = asking(prompt, ROLL_TOKENS, self._service.model, stream=True)
-        with self._service.http.stream("POST", "/v1/messages", json=body) as answer:
+        with self._service.http.stream("POST", "/v1/chat/completions", json=body) as answer:
             assert answer.status_code == 200, answer.read()
-            lines = [line for line in answer.iter_lines() if line.startswith("data: ")]
-        events = [json.loads(line.removeprefix("data: ")) for line in lines]
-        assert (events[0]["type"], events[-1]["type"]) == ("message_start", "message_stop")
-        return "".join(event.get("delta", {}).get("text", "") for event in events)
+            return text_of(events_of(answer.read().decode()))
 
     def check(self) -> None:
-        """No message was cut, and each line was answered once."""
-        for prompt, message in self._messages.items():
-            assert message.result() == self._text(prompt, ROLL_TOKENS)
-        booked = MESSAGES, MESSAGES * ROLL_TOKENS
+        """No stream was cut, and each line was answered once."""
+        for prompt, stream in self._streams.items():
+            assert stream.result() == self._text(prompt, ROLL_TOKENS)
+        booked = STREAMS, STREAMS * ROLL_TOKENS
         self._batch.check(lambda prompt: self._text(prompt, LINE_TOKENS), 600, booked)
         self._pool.shutdown()
 
 
 @pytest.mark.nightly  # a release property
-def test_a_new_version_rolls_out_under_load_and_back(layered: Running, tmp_path: Path) -> None:
+def test_a_new_version_rolls_out_under_load_and_back(simulated: Running, tmp_path: Path) -> None:
     """And back; to a version that knows nothing of batches, with chats alone."""
-    old = yaml.safe_load((Path(layered.service.state_dir) / "serve.yaml").read_text())
+    old = yaml.safe_load((Path(simulated.service.state_dir) / "serve.yaml").read_text())
     new = yaml.safe_load(yaml.safe_dump(old))
-    dashboard, text = layered.service.dashboard_url, real_text(layered)
+    dashboard, text = simulated.service.dashboard_url, simulated_text
     code = next_version(tmp_path)
     if not (has_batches := (code[0] / "batches").exists()):
         del new["applications"][0]["args"]["files"]
     deploy_code.with_code(new, dashboard, code)
-    assert versions(layered.url) == {serve_app.__version__}
+    assert versions(simulated.url) == {serve_app.__version__}
     together([partial(text, prompt, LINE_TOKENS) for prompt in PROMPTS])
     for document, version in ((new, NEXT), (old, serve_app.__version__)):
         beside: list[Beside] = []
@@ -193,19 +188,19 @@ def test_a_new_version_rolls_out_under_load_and_back(layered: Running, tmp_path:
             beside: list[Beside] = beside,
         ) -> None:
             if has_batches:
-                beside.append(await asyncio.to_thread(Beside, layered, text))
+                beside.append(await asyncio.to_thread(Beside, simulated, text))
             await asyncio.to_thread(serve_api.deploy, dashboard, document)
 
-        told = under(layered, strike, text, ROLL_TOKENS, count=12, silent_s=60)
-        until(f"every ingress is {version}", partial(answers_only, layered.url, version))
+        told = under(simulated, strike, text, ROLL_TOKENS, count=12, silent_s=60)
+        until(f"every ingress is {version}", partial(answers_only, simulated.url, version))
         # No connection breaks, so that any client will do. The clients of those that are not
         # streamed wait 60 s for an answer, then ask again.
         assert not any(one.breaks for one in told if one.streamed)
         assert max(attempts(told)) >= 2, "a stream that one version began, the other has ended"
-        assert layered.metrics().total("hermes_build_info", version=version) > 0
+        assert simulated.metrics().total("hermes_build_info", version=version) > 0
         for others in beside:
             others.check()
-        whole_again(layered, 2)
+        whole_again(simulated, 3)
 
 
 def running(service: Running, deployment: str) -> set[str]:
