@@ -20,7 +20,7 @@ from serve_app.redis.keyspace import QUEUE_GROUP
 from serve_app.request_queue import QueueEntry, encode_entry
 from tests.journal.cable import UNANSWERED, UNSENT, Cable
 from tests.journal.ingresses import ended, serving
-from tests.journal.journal_helpers import OPENED, World, world
+from tests.journal.journal_helpers import FACTS, OPENED, World, world
 from tests.waiting import eventually
 
 
@@ -196,11 +196,12 @@ async def many_adopted(w: World) -> AsyncIterator[IngressProcess]:
     """An ingress that has taken over `MANY` requests of another one, all of which run."""
     stream = w.stream("standard")
     deadline_ms = int(time.time() * 1000) + 600_000
+    facts = msgspec.structs.replace(FACTS, deadline_ms=deadline_ms)
     pipeline = w.redis.pipeline(transaction=False)
     for number in range(MANY):
         key = w.store.key(f"req_{number}")
         pipeline.xadd(stream, {**encode_entry(f"req_{number}", "t", "s", deadline_ms, Work(7))})
-        pipeline.xadd(key, {"m": b"{}"}, id="0-1")
+        pipeline.xadd(key, {"m": msgspec.json.encode(facts)}, id="0-1")
         pipeline.xadd(key, {"n": b"n", "m": msgspec.json.encode(OPENED)}, id="1-0")
         pipeline.xadd(key, {"n": b"n", "b": b"id: 1\n\n", "e": b"1"}, id="1-1")
     await pipeline.execute()
